@@ -1,0 +1,60 @@
+# Every target sets up what it needs in .venv; a second run installs nothing unless pyproject.toml
+# changed. Needed beforehand: make and Python 3.11 or newer.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+# Programs that a target starts find the ones of the environment first.
+RUN    := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY)
+# More arguments for the command behind a target, as in: make test ARGS="-k scheduler -x"
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint bench lab clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.stamp-demo ## run the quickstart notebook from start to end and print what came out
+	$(RUN) notebooks/run_demo.py $(ARGS)
+
+test: $(VENV)/.stamp-test ## run the tests; those that need a real GPU skip where there is none
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(VENV)/.stamp-lint ## check style, format, types and layers
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(VENV)/.stamp-bench ## measure, and compare with the alternatives that are installed
+	$(RUN) -m benchmarks $(ARGS)
+
+lab: $(VENV)/.stamp-lab $(VENV)/.stamp-demo ## open the notebooks in JupyterLab
+	$(RUN) -m jupyterlab $(ARGS) notebooks/
+
+clean: ## remove caches and outputs; the environment stays (rm -rf .venv starts anew)
+	rm -rf build dist htmlcov .coverage .coverage.* benchmarks/out notebooks/executed
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name $(VENV) -prune -o -name node_modules -prune -o -type d \
+	    \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
+
+# One stamp for each extra of pyproject.toml: .venv/.stamp-test is the environment with gpunb[test].
+$(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-venv
+	@echo "Installing gpunb[$*] into $(VENV), which can take a few minutes the first time ..."
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+
+$(VENV)/.stamp-venv:
+	@command -v $(PYTHON) > /dev/null || \
+	    { echo "No $(PYTHON) found. Name the one to use: make ... PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) $(RECENT) || { echo "gpunb needs Python 3.11 or newer; $(PYTHON) is" \
+	    "$$($(PYTHON) --version 2>&1). Name another: make ... PYTHON=python3.12" >&2; exit 1; }
+	@$(PY) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(PY) $(RECENT) || { echo "$(VENV) has $$($(PY) --version 2>&1), and gpunb needs 3.11 or" \
+	    "newer. Remove $(VENV) and run make again." >&2; exit 1; }
+	@touch $@

@@ -1,0 +1,1 @@
+"""Run notebook cells and functions on shares of GPUs."""

@@ -1,0 +1,241 @@
+"""The lives of actors: start, calls in order, restart, end.
+
+An actor is a worker that is kept: its constructor waits in line like any task, its calls go
+straight to its process, and what it holds is free again when that process is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpunb.core import events as ev
+from gpunb.core.records import Actor, Task, Worker
+from gpunb.core.tasks import (
+    ActorDied,
+    ActorId,
+    Cancelled,
+    Crashed,
+    Interrupted,
+    Outcome,
+    Raised,
+    Report,
+    Succeeded,
+    TimedOut,
+    UpstreamFailed,
+)
+
+if TYPE_CHECKING:
+    from gpunb.core.scheduler import Scheduler
+
+
+class Actors:
+    """Owns every actor that is not dead."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._core = scheduler
+        self.book: dict[ActorId, Actor] = {}
+
+    # ------------------------------------------------------------------------------------- events
+
+    def create(self, event: ev.ActorCreated, now: float) -> None:
+        if event.actor in self.book:
+            return
+        self.book[event.actor] = Actor(event.actor, event.spec, event.rules)
+        task = Task(event.actor, event.spec, now, event.parent, event.actor)
+        if not self._core.admit(task, event.needs):
+            self.book.pop(event.actor, None)
+
+    def call(self, event: ev.CallSubmitted, now: float) -> None:
+        core = self._core
+        if event.task in core.tasks:
+            return
+        task = Task(event.task, event.spec, now, event.parent, event.actor)
+        core.admit(task, event.needs)
+        actor = self.book.get(event.actor)
+        if actor is None or actor.state == "ending":
+            core.settle(task, ActorDied(event.actor, "it has ended"))
+            return
+        actor.calls.append(task)
+        self._pump(actor, now)
+
+    def nudge(self, ident: ActorId) -> None:
+        """An input of a waiting call is there."""
+        actor = self.book.get(ident)
+        if actor is not None and actor.calls:
+            self._pump(actor, actor.calls[0].since)
+
+    def kill(self, event: ev.KillRequested, now: float) -> None:
+        actor = self.book.get(event.actor)
+        if actor is None:
+            return
+        if event.restart and actor.worker is not None:
+            self._core.kill(actor.worker)
+            return
+        worker, constructor = actor.worker, self._core.tasks.get(actor.id)
+        if constructor is not None and constructor.state != "running":
+            self._core.settle(constructor, ActorDied(actor.id, "it was killed before it started"))
+        else:
+            actor.state = "ending"
+            self._fail(self._take_calls(actor), ActorDied(actor.id, "it was killed"))
+        if worker is not None:
+            self._core.kill(worker)
+
+    def release(self, ident: ActorId, now: float) -> None:
+        actor = self.book.get(ident)
+        if actor is not None:
+            actor.released = True
+            self._end_if_done(actor, now)
+
+    def finished(self, task: Task, report: Report, now: float) -> None:
+        assert task.actor is not None
+        actor = self.book[task.actor]
+        if task.constructs:
+            self._constructed(actor, task, report, now)
+            return
+        actor.running.discard(task.id)
+        again = isinstance(report, Raised) and report.retry and task.stop is None
+        if again and self._core.may_retry(task, actor.rules.max_task_retries):
+            self._again(actor, task)
+        else:
+            self._core.settle(task, _call_outcome(task, report))
+        self._pump(actor, now)
+        self._end_if_done(actor, now)
+
+    def exited(self, worker: Worker, crash: Crashed, now: float) -> None:
+        """The actor's process is gone."""
+        core = self._core
+        assert worker.actor is not None
+        actor = self.book.get(worker.actor)
+        if actor is None:
+            return
+        actor.worker = None
+        constructor = core.tasks.get(actor.id)
+        lost = [core.tasks[ident] for ident in sorted(actor.running) if ident in core.tasks]
+        actor.running.clear()
+        if not self._may_restart(actor, constructor):
+            self._died(actor, constructor, lost, crash)
+            return
+        actor.restarts += 1
+        actor.state = "starting"
+        for task in reversed(lost):
+            if task.stop is None and core.may_retry(task, actor.rules.max_task_retries):
+                self._again(actor, task)
+            else:
+                outcome = Cancelled() if task.stop == "cancel" else _died(actor, crash)
+                core.settle(task, outcome)
+        if constructor is None:
+            constructor = Task(actor.id, actor.spec, now, actor=actor.id, again=True)
+            constructor.attempt = actor.restarts
+            core.tasks[actor.id] = constructor
+        core.requeue(constructor, now)
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _constructed(self, actor: Actor, task: Task, report: Report, now: float) -> None:
+        worker = task.worker
+        if isinstance(report, Succeeded) and task.stop is None:
+            actor.worker = worker
+            if actor.state == "starting":
+                actor.state = "alive"
+            self._core.settle(task, Succeeded())
+            self._pump(actor, now)
+            self._end_if_done(actor, now)
+            return
+        self._core.settle(task, _call_outcome(task, report))
+        if worker is not None:
+            self._core.retire(worker, now)
+
+    def bury(self, ident: ActorId, outcome: Outcome) -> list[tuple[Task, Outcome]]:
+        """The constructor failed for good; what becomes of the calls that wait."""
+        actor = self.book.pop(ident, None)
+        if actor is None:
+            return []
+        reason, task = "its constructor failed", ident
+        if isinstance(outcome, ActorDied):
+            return [(call, outcome) for call in self._take_calls(actor)]
+        if isinstance(outcome, Crashed):
+            reason = f"its process ended while it was made: {outcome.reason}"
+        elif isinstance(outcome, Cancelled):
+            reason = "it was cancelled before it was made"
+        elif isinstance(outcome, UpstreamFailed):
+            task = outcome.task
+        died = ActorDied(ident, reason, task)
+        return [(call, died) for call in self._take_calls(actor)]
+
+    def _may_restart(self, actor: Actor, constructor: Task | None) -> bool:
+        if actor.state == "ending" or (constructor is not None and constructor.stop):
+            return False
+        limit = actor.rules.max_restarts
+        return limit < 0 or actor.restarts < limit
+
+    def _died(
+        self, actor: Actor, constructor: Task | None, lost: list[Task], crash: Crashed
+    ) -> None:
+        core = self._core
+        for task in lost:
+            core.settle(task, Cancelled() if task.stop == "cancel" else _died(actor, crash))
+        if constructor is not None and not constructor.again:
+            killed = ActorDied(actor.id, "it was killed")
+            stopped = (
+                killed if actor.state == "ending" else _constructor_outcome(constructor, crash)
+            )
+            core.settle(constructor, stopped)
+            return
+        calls = self._take_calls(actor)
+        del self.book[actor.id]
+        if constructor is not None:
+            core.settle(constructor, _died(actor, crash))
+        self._fail(calls, _died(actor, crash))
+
+    def _pump(self, actor: Actor, now: float) -> None:
+        """Start the calls whose turn it is."""
+        if actor.state != "alive" or actor.worker is None:
+            return
+        while actor.calls and len(actor.running) < actor.rules.max_concurrency:
+            task = actor.calls[0]
+            if task.state == "over":
+                actor.calls.popleft()
+                continue
+            if task.needs:
+                return
+            actor.calls.popleft()
+            actor.running.add(task.id)
+            self._core.launch(task, self._core.workers[actor.worker], now, new=False)
+
+    def _again(self, actor: Actor, task: Task) -> None:
+        task.retries += 1
+        task.state, task.worker, task.blocked = "queued", None, False
+        actor.calls.appendleft(task)
+
+    def _end_if_done(self, actor: Actor, now: float) -> None:
+        if actor.released and actor.state == "alive" and not actor.calls and not actor.running:
+            actor.state = "ending"
+            assert actor.worker is not None
+            self._core.retire(actor.worker, now)
+
+    def _take_calls(self, actor: Actor) -> list[Task]:
+        calls = [task for task in actor.calls if task.state != "over"]
+        actor.calls.clear()
+        return calls
+
+    def _fail(self, tasks: list[Task], outcome: Outcome) -> None:
+        for task in tasks:
+            self._core.settle(task, outcome)
+
+
+def _died(actor: Actor, crash: Crashed) -> ActorDied:
+    return ActorDied(actor.id, "it was killed" if actor.state == "ending" else crash.reason)
+
+
+def _constructor_outcome(task: Task, crash: Crashed) -> Outcome:
+    if task.stop == "cancel":
+        return Cancelled()
+    return TimedOut(task.spec.timeout or 0.0) if task.stop == "timeout" else crash
+
+
+def _call_outcome(task: Task, report: Report) -> Outcome:
+    if task.stop == "cancel" or isinstance(report, Interrupted):
+        return Cancelled()
+    if task.stop == "timeout" and not isinstance(report, Succeeded):
+        return TimedOut(task.spec.timeout or 0.0)
+    return report

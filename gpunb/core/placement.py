@@ -1,0 +1,275 @@
+"""Where a demand fits: the free capacity of a machine, and the rules of placing.
+
+Fractions go to the fitting device with the least room left, lowest position on ties, and are
+never split. Whole devices take wholly free ones, lowest positions first. Accepted types are tried
+in their order of preference.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeAlias
+
+from gpunb.core.resources import (
+    TYPE_PREFIX,
+    UNIT,
+    Allocation,
+    Demand,
+    Device,
+    Machine,
+    amount,
+    size_text,
+)
+
+Candidate: TypeAlias = tuple[int, int]
+"""(position of a device, units the demand would take of it)"""
+
+
+class Capacity:
+    """What is free on a machine right now."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.shares = [UNIT] * len(machine.devices)
+        self.cpus = machine.cpus
+        self.resources = dict(machine.resources)
+        self.position = {device.key: at for at, device in enumerate(machine.devices)}
+        self._candidates: dict[Demand, tuple[tuple[Candidate, ...], ...]] = {}
+
+    def copy(self) -> Capacity:
+        other = Capacity(self.machine)
+        other.shares = self.shares.copy()
+        other.cpus = self.cpus
+        other.resources = self.resources.copy()
+        other._candidates = self._candidates
+        return other
+
+    def take(self, allocation: Allocation) -> None:
+        self._move(allocation, -1)
+
+    def give(self, allocation: Allocation) -> None:
+        self._move(allocation, +1)
+
+    def _move(self, allocation: Allocation, sign: int) -> None:
+        self.cpus += sign * allocation.cpus
+        for key, units in allocation.shares:
+            self.shares[self.position[key]] += sign * units
+        for name, units in allocation.resources:
+            self.resources[name] += sign * units
+
+    def candidates(self, demand: Demand) -> tuple[tuple[Candidate, ...], ...]:
+        """The devices that could ever hold (a part of) the demand, one group a preference."""
+        known = self._candidates.get(demand)
+        if known is None:
+            known = self._candidates[demand] = candidates(demand, self.machine)
+        return known
+
+    def hopeless(self, demand: Demand) -> bool:
+        """A quick look that may save `place`: True only if the demand does not fit now."""
+        if demand.cpus > self.cpus:
+            return True
+        if demand.gpus >= UNIT:
+            return self.shares.count(UNIT) * UNIT < demand.gpus
+        return demand.gpus > max(self.shares, default=0)
+
+    def place(
+        self,
+        demand: Demand,
+        *,
+        avoid: Collection[int] = (),
+        spare: Allocation | None = None,
+    ) -> Allocation | None:
+        """Where the demand fits now, or None. Nothing is taken.
+
+        `avoid` are positions of devices to leave alone; `spare` holds CPUs and resources that
+        must stay free.
+        """
+        if demand.cpus and demand.cpus > self.cpus - (spare.cpus if spare else 0):
+            return None
+        if demand.resources and not self._has(demand.resources, spare):
+            return None
+        shares: tuple[tuple[str, int], ...] = ()
+        if demand.wants_device:
+            found = self._devices(demand, avoid)
+            if found is None:
+                return None
+            devices = self.machine.devices
+            shares = tuple([(devices[at].key, units) for at, units in found])
+        return Allocation(shares, demand.cpus, demand.resources)
+
+    def _has(self, wanted: tuple[tuple[str, int], ...], spare: Allocation | None) -> bool:
+        kept = dict(spare.resources) if spare else {}
+        free = self.resources
+        return all(units <= free.get(name, 0) - kept.get(name, 0) for name, units in wanted)
+
+    def _devices(self, demand: Demand, avoid: Collection[int]) -> list[Candidate] | None:
+        shares = self.shares
+        if demand.gpus >= UNIT:
+            count = demand.gpus // UNIT
+            free = [
+                each
+                for group in self.candidates(demand)
+                for each in group
+                if shares[each[0]] == UNIT and each[0] not in avoid
+            ]
+            return sorted(free[:count]) if len(free) >= count else None
+        for group in self.candidates(demand):
+            best, best_left = None, UNIT + 1
+            for each in group:
+                left = shares[each[0]] - each[1]
+                if 0 <= left < best_left and each[0] not in avoid:
+                    best, best_left = each, left
+            if best is not None:
+                return [best]
+        return None
+
+
+def candidates(demand: Demand, machine: Machine) -> tuple[tuple[Candidate, ...], ...]:
+    """The devices that could hold (a part of) the demand, grouped by preference of type."""
+    groups: list[tuple[Candidate, ...]] = []
+    for wanted in demand.types or (None,):
+        group = []
+        for at, device in enumerate(machine.devices):
+            if wanted is not None and device.type != wanted:
+                continue
+            units = _units_on(demand, device)
+            if units is not None:
+                group.append((at, units))
+        if group:
+            groups.append(tuple(group))
+    return tuple(groups)
+
+
+def _units_on(demand: Demand, device: Device) -> int | None:
+    if not demand.gpu_memory:
+        return min(demand.gpus, UNIT)
+    if device.memory is None or demand.gpu_memory > device.memory:
+        return None
+    return max(1, -(-demand.gpu_memory * UNIT // device.memory))
+
+
+def refusal(demand: Demand, machine: Machine) -> str | None:
+    """Why this machine can never satisfy the demand, or None if it can."""
+    problems = [*_device_problems(demand, machine)]
+    if demand.cpus > machine.cpus:
+        problems.append(
+            f"it asks for {amount(demand.cpus)} CPUs and there are {amount(machine.cpus)}"
+        )
+    has = dict(machine.resources)
+    for name, units in demand.resources:
+        if units > has.get(name, 0):
+            there = f"{amount(has[name])}" if name in has else "none"
+            problems.append(
+                f"it asks for {amount(units)} of the resource {name!r}: there is {there}"
+            )
+    if not problems:
+        return None
+    return f"a request for {demand} can never be met on this machine: " + "; ".join(problems)
+
+
+def _device_problems(demand: Demand, machine: Machine) -> Iterable[str]:
+    if not demand.wants_device and not demand.types:
+        return
+    if not machine.devices:
+        yield "there are no GPUs (init(num_gpus=N) makes logical ones)"
+        return
+    there = f"there are {describe(machine.devices)}"
+    groups = candidates(demand, machine)
+    if not groups and demand.types:
+        typed = {each.type for each in machine.devices}
+        if not typed.intersection(demand.types):
+            yield f"no device is of type {' or '.join(demand.types)}: {there}{_hint(demand, typed)}"
+            return
+    if demand.gpu_memory and not groups:
+        sizes = [each.memory for each in machine.devices if each.memory is not None]
+        if not sizes:
+            yield (
+                f"{size_text(demand.gpu_memory)} of GPU memory cannot be placed, because the "
+                f"devices have no known memory: {there}; ask for num_gpus instead"
+            )
+        else:
+            yield f"no {'such ' if demand.types else ''}device has that much memory: {there}"
+    elif demand.gpus >= UNIT and sum(map(len, groups)) * UNIT < demand.gpus:
+        yield there if not demand.types else f"too few are of the type: {there}"
+
+
+def _hint(demand: Demand, types: Iterable[str | None]) -> str:
+    known = [each for each in types if each]
+    by_fold = {each.casefold(): each for each in known}
+    for wanted in demand.types:
+        near = difflib.get_close_matches(wanted.casefold(), by_fold, n=1)
+        if near:
+            return f". Did you mean {by_fold[near[0]]!r}?"
+    return ""
+
+
+def describe(devices: Iterable[Device]) -> str:
+    """Devices in words, alike ones counted: ``"2 x A100 (40 GiB), 1 x logical GPU"``."""
+    counts: dict[str, int] = {}
+    for device in devices:
+        label = device.type or ("logical GPU" if device.logical else device.name)
+        if device.memory:
+            label += f" ({size_text(device.memory)})"
+        counts[label] = counts.get(label, 0) + 1
+    return ", ".join(f"{count} x {label}" for label, count in counts.items()) or "no GPUs"
+
+
+def why_waiting(
+    demand: Demand, capacity: Capacity, holders: Mapping[int, Collection[int]] | None = None
+) -> str:
+    """What a demand that does not fit now waits for. `holders` maps positions to task ids."""
+    reasons = []
+    if demand.wants_device and (reason := _why_devices(demand, capacity, holders or {})):
+        reasons.append(reason)
+    if demand.cpus > capacity.cpus:
+        reasons.append(
+            f"needs {_plural(demand.cpus, 'CPU')}; {amount(max(0, capacity.cpus))} of "
+            f"{amount(capacity.machine.cpus)} are free"
+        )
+    for name, units in demand.resources:
+        if units > capacity.resources.get(name, 0):
+            free = amount(capacity.resources.get(name, 0))
+            reasons.append(f"needs {amount(units)} of {name!r}; {free} is free")
+    return "; ".join(reasons) or "is next in line"
+
+
+def _why_devices(
+    demand: Demand, capacity: Capacity, holders: Mapping[int, Collection[int]]
+) -> str | None:
+    places = [each for group in capacity.candidates(demand) for each in group]
+    if capacity._devices(demand, ()) is not None or not places:
+        return None
+    kind = " or ".join(demand.types) + " " if demand.types else ""
+    if demand.gpus >= UNIT:
+        free = [at for at, _ in places if capacity.shares[at] == UNIT]
+        text = (
+            f"needs {demand.gpus // UNIT} whole {kind}GPU{'s' if demand.gpus > UNIT else ''}; "
+            f"{len(free)} of {len(places)} {'is' if len(free) == 1 else 'are'} wholly free"
+        )
+        busy = sorted({task for at, _ in places for task in holders.get(at, ())})
+        return text + _held(busy)
+    at, units = max(places, key=lambda each: (capacity.shares[each[0]] - each[1], -each[0]))
+    device = capacity.machine.devices[at]
+    asked = f"{size_text(demand.gpu_memory)} (" if demand.gpu_memory else ""
+    return (
+        f"needs {asked}{amount(units)}{')' if asked else ''} of one {kind}GPU; the largest free "
+        f"share is {amount(capacity.shares[at])} on GPU {device.id}"
+        + _held(sorted(holders.get(at, ())))
+    )
+
+
+def _held(tasks: Collection[int]) -> str:
+    if not tasks:
+        return ""
+    shown = ", ".join(f"#{task}" for task in list(tasks)[:4])
+    return f", held by {shown}" + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else "")
+
+
+def _plural(units: int, word: str) -> str:
+    return f"{amount(units)} {word}{'' if units == UNIT else 's'}"
+
+
+def type_resource(name: str) -> str | None:
+    """The accelerator type that a resource name such as ``accelerator_type:A100`` stands for."""
+    return name.removeprefix(TYPE_PREFIX) if name.startswith(TYPE_PREFIX) else None

@@ -1,0 +1,106 @@
+"""The scheduler's books: what it remembers of each task, worker and actor.
+
+Mutable, and private to `gpunb.core`; the outside sees events, decisions and snapshots.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpunb.core.resources import Allocation
+from gpunb.core.tasks import ActorId, ActorSpec, ReuseKey, TaskId, TaskSpec, WorkerId
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A task that is not over.
+
+    Its `attempt` counts from 1 and is 0 before the first run. `again` marks a constructor that
+    runs again for a restarted actor, long after it was settled.
+    """
+
+    id: TaskId
+    spec: TaskSpec
+    since: float
+    parent: TaskId | None = None
+    actor: ActorId | None = None
+    needs: set[TaskId] | None = None
+    state: Literal["waiting", "queued", "running", "over"] = "waiting"
+    order: int = 0
+    attempt: int = 0
+    retries: int = 0
+    worker: WorkerId | None = None
+    stop: Literal["cancel", "timeout"] | None = None
+    blocked: bool = False
+    again: bool = False
+
+    @property
+    def constructs(self) -> bool:
+        return self.actor == self.id
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker process, from the decision to start it until it is gone.
+
+    `lent` while its CPUs are lent, because all its tasks are blocked; `last` is the task it was
+    given last.
+    """
+
+    id: WorkerId
+    allocation: Allocation
+    key: ReuseKey | None
+    actor: ActorId | None = None
+    state: Literal["busy", "idle", "leaving"] = "busy"
+    since: float = 0.0
+    tasks: set[TaskId] = field(default_factory=set)
+    calls: dict[str, int] = field(default_factory=dict)
+    blocked: int = 0
+    lent: bool = False
+    last: TaskId | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Actor:
+    """An actor that is not dead. `calls` wait in the order they were handed in."""
+
+    id: ActorId
+    spec: TaskSpec
+    rules: ActorSpec
+    state: Literal["starting", "alive", "ending"] = "starting"
+    worker: WorkerId | None = None
+    calls: deque[Task] = field(default_factory=deque)
+    running: set[TaskId] = field(default_factory=set)
+    restarts: int = 0
+    released: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Timers:
+    """Times at which something must be looked at again; cancelled ones are told by their target."""
+
+    heap: list[tuple[float, str, int, int]] = field(default_factory=list)
+    announced: float | None = None
+
+    def add(self, time: float, kind: str, ident: int, attempt: int = 0) -> None:
+        heapq.heappush(self.heap, (time, kind, ident, attempt))
+
+    def due(self, now: float) -> list[tuple[str, int, int]]:
+        found = []
+        while self.heap and self.heap[0][0] <= now:
+            found.append(heapq.heappop(self.heap)[1:])
+        self.announced = None
+        return found
+
+    def next(self) -> float | None:
+        """The next time, if it was not announced before."""
+        if not self.heap:
+            return None
+        first = self.heap[0][0]
+        if self.announced is not None and self.announced <= first:
+            return None
+        self.announced = first
+        return first

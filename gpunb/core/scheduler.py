@@ -1,0 +1,471 @@
+"""The scheduler: `handle(event, now)` answers with decisions, and is all there is to it.
+
+Rules:
+- A task is settled exactly once. What is late, doubled or stale changes nothing.
+- What a worker holds is free again when `WorkerExited` says that it is gone, or, for a worker
+  without devices that is kept for reuse, when its task is over.
+- Time is an argument, so that a list of (event, now) replays any run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import assert_never
+
+from gpunb.core import events as ev
+from gpunb.core.actors import Actors
+from gpunb.core.placement import Capacity, refusal
+from gpunb.core.queue import Line, Queue
+from gpunb.core.records import Task, Timers, Worker
+from gpunb.core.resources import UNIT, Allocation, Machine
+from gpunb.core.tasks import (
+    Cancelled,
+    Crashed,
+    Interrupted,
+    Outcome,
+    Raised,
+    Refused,
+    Report,
+    ReuseKey,
+    Succeeded,
+    TaskId,
+    TimedOut,
+    UpstreamFailed,
+    WorkerId,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The scheduler's settings; times in seconds.
+
+    Attributes:
+        age: a request that waited this long gets a reservation.
+        stop_grace: between the interrupt of a timed-out task and its end by force.
+        exit_grace: for a worker to end after its last task.
+        idle_limit: after which an idle worker is let go.
+        max_workers: workers that may run tasks at once, blocked ones not counted.
+    """
+
+    age: float = 10.0
+    stop_grace: float = 5.0
+    exit_grace: float = 5.0
+    idle_limit: float = 60.0
+    max_workers: int = 256
+
+
+class Scheduler:
+    """Decides what runs where and when. Not thread-safe: one thread feeds it."""
+
+    def __init__(self, machine: Machine, policy: Policy | None = None) -> None:
+        self.machine = machine
+        self.policy = policy or Policy()
+        self.capacity = Capacity(machine)
+        self.queue = Queue(self.policy.age)
+        self.tasks: dict[TaskId, Task] = {}
+        self.workers: dict[WorkerId, Worker] = {}
+        self.idle: dict[ReuseKey, list[Worker]] = {}
+        self.timers = Timers()
+        self.actors = Actors(self)
+        self._children: dict[TaskId, set[TaskId]] = {}
+        self._dependents: dict[TaskId, list[TaskId]] = {}
+        self._order = itertools.count()
+        self._next_worker = itertools.count(1)
+        self._busy = 0
+        self._thinning = False
+        self._out: list[ev.Decision] = []
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Decision]:
+        """What is to be done now that `event` has happened; `now` in seconds, never less than
+        before."""
+        out: list[ev.Decision] = []
+        self._out = out
+        match event:
+            case ev.Finished():
+                self._finished(event, now)
+            case ev.Submitted():
+                self.admit(Task(event.task, event.spec, now, event.parent), event.needs)
+            case ev.WorkerExited():
+                self._exited(event, now)
+            case ev.Blocked():
+                self._block(event.task, event.attempt, blocked=True)
+            case ev.Unblocked():
+                self._block(event.task, event.attempt, blocked=False)
+            case ev.CallSubmitted():
+                self.actors.call(event, now)
+            case ev.ActorCreated():
+                self.actors.create(event, now)
+            case ev.CancelRequested():
+                self._cancel(event.task, event.force, event.recursive)
+            case ev.KillRequested():
+                self.actors.kill(event, now)
+            case ev.ActorReleased():
+                self.actors.release(event.actor, now)
+            case ev.TimeReached():
+                self._time(now)
+            case _:
+                assert_never(event)
+        self._dispatch(now)
+        wake = self.timers.next()
+        if wake is not None:
+            out.append(ev.WakeAt(wake))
+        return out
+
+    # ------------------------------------------------------------------------------- into the line
+
+    def admit(self, task: Task, needs: tuple[TaskId, ...]) -> bool:
+        """Book a new task and let it wait for its inputs, or in line. False if refused."""
+        if task.id in self.tasks:
+            return False
+        self.tasks[task.id] = task
+        task.order = next(self._order)
+        if task.parent is not None:
+            self._children.setdefault(task.parent, set()).add(task.id)
+        if task.actor is None or task.constructs:
+            reason = refusal(task.spec.demand, self.machine)
+            if reason:
+                self.settle(task, Refused(reason))
+                return False
+        unfinished = {need for need in needs if need in self.tasks and need != task.id}
+        if unfinished:
+            task.needs = unfinished
+            for need in unfinished:
+                self._dependents.setdefault(need, []).append(task.id)
+        elif task.actor is None or task.constructs:
+            self.queue.push(task)
+        return True
+
+    def requeue(self, task: Task, now: float) -> None:
+        """Let a task run again, before others of its kind."""
+        task.worker, task.blocked, task.since = None, False, now
+        self.queue.push(task, front=True)
+
+    # ---------------------------------------------------------------------------------- out of it
+
+    def _dispatch(self, now: float) -> None:
+        queue, capacity = self.queue, self.capacity
+        queue.reserve(capacity, now)
+        for line in queue.ready():
+            demand = line.demand
+            while (task := line.head()) is not None:
+                # Workers kept idle may hold what the capacity lacks; then only `_start` can tell.
+                kept = self.idle and demand.wants_device
+                if (not kept and capacity.hopeless(demand)) or not self._start(task, now):
+                    queue.stick(line)
+                    break
+        if queue.reservation is None and queue.lines:
+            queue.reserve(self.capacity, now)
+
+    def _start(self, task: Task, now: float) -> bool:
+        """Run the task if there is room for it now."""
+        spec, demand = task.spec, task.spec.demand
+        kept = self.queue.reservation
+        if kept and kept.demand == demand:
+            kept = None
+        idle = None if spec.fresh or task.actor else self.idle.get(spec.reuse_key)
+        if idle and demand.wants_device:
+            if kept is None or not kept.devices & self._positions(idle[-1].allocation):
+                self._run(task, idle.pop(), now, new=False)
+                return True
+            self._retire(idle.pop(), now)
+        if not idle and self.full:
+            return False
+        allocation = self.capacity.place(
+            demand,
+            avoid=kept.devices if kept else (),
+            spare=kept.spare if kept else None,
+        )
+        if allocation is None:
+            self._make_room(task, now)
+            return False
+        self.capacity.take(allocation)
+        if idle:
+            worker = idle.pop()
+            worker.allocation = allocation
+            self._run(task, worker, now, new=False)
+        else:
+            key = None if spec.fresh or task.actor else spec.reuse_key
+            worker = Worker(next(self._next_worker), allocation, key, task.actor)
+            self.workers[worker.id] = worker
+            self._run(task, worker, now, new=True)
+        return True
+
+    def _run(self, task: Task, worker: Worker, now: float, *, new: bool) -> None:
+        if worker.actor is None:
+            self._busy += 1
+        worker.state = "busy"
+        task.state = "running"
+        self.queue.remove(task)
+        self.launch(task, worker, now, new=new)
+
+    def launch(self, task: Task, worker: Worker, now: float, *, new: bool) -> None:
+        """Put the task's next attempt on the worker, whose state and room are settled."""
+        spec = task.spec
+        task.state, task.since, task.worker = "running", now, worker.id
+        task.attempt += 1
+        worker.tasks.add(task.id)
+        worker.last = task.id
+        self._relend(worker)
+        calls = worker.calls[spec.function] = worker.calls.get(spec.function, 0) + 1
+        last = worker.actor is None and 0 < spec.max_calls <= calls
+        if last:
+            worker.key = None
+        if spec.timeout is not None:
+            self.timers.add(now + spec.timeout, "timeout", task.id, task.attempt)
+        self._out.append(
+            ev.Run(task.id, task.attempt, worker.id, worker.allocation, new=new, last=last)
+        )
+
+    def _make_room(self, task: Task, now: float) -> None:
+        """Let idle workers go that hold devices which the task could have."""
+        if not self.idle or not task.spec.demand.wants_device:
+            return
+        warm = [w for group in self.idle.values() for w in group if w.allocation.shares]
+        if not warm:
+            return
+        going = [w for w in self.workers.values() if w.state == "leaving"]
+        hope = self.capacity.copy()
+        for worker in going:
+            hope.give(worker.allocation)
+        if hope.place(task.spec.demand):
+            return
+        for worker in sorted(warm, key=lambda each: each.since):
+            hope.give(worker.allocation)
+            place = hope.place(task.spec.demand)
+            if place:
+                wanted = {key for key, _ in place.shares}
+                for each in warm:
+                    if wanted.intersection(key for key, _ in each.allocation.shares):
+                        self.idle[each.key].remove(each)  # type: ignore[index]
+                        self._retire(each, now)
+                return
+
+    # -------------------------------------------------------------------------------- endings
+
+    def _finished(self, event: ev.Finished, now: float) -> None:
+        task = self.tasks.get(event.task)
+        if task is None or task.state != "running":
+            return
+        if task.attempt != event.attempt or task.worker != event.worker:
+            return
+        worker = self.workers[event.worker]
+        worker.tasks.discard(task.id)
+        worker.blocked -= task.blocked
+        task.blocked = False
+        self._relend(worker)
+        if worker.actor is not None:
+            self.actors.finished(task, event.report, now)
+            return
+        self._busy -= 1
+        self._leave(worker, now)
+        if not self._retried(task, event.report, now):
+            self.settle(task, _outcome(task, event.report))
+
+    def _leave(self, worker: Worker, now: float) -> None:
+        """The worker's task is over: it ends by itself, or is kept for another."""
+        worker.since = now
+        if worker.key is None:
+            worker.state = "leaving"
+            self.timers.add(now + self.policy.exit_grace, "exit", worker.id)
+            return
+        worker.state = "idle"
+        group = self.idle.setdefault(worker.key, [])
+        if not worker.allocation.shares:
+            self.capacity.give(worker.allocation)
+            worker.allocation = Allocation()
+            self.queue.freed()
+            if len(group) * UNIT >= max(self.machine.cpus, UNIT):
+                self._retire(worker, now)
+                return
+        elif self.queue.lines:
+            self.queue.freed()
+        if not self._thinning:
+            self._thinning = True
+            self.timers.add(now + self.policy.idle_limit, "idle", 0)
+        group.append(worker)
+
+    def _retire(self, worker: Worker, now: float) -> None:
+        worker.state, worker.since, worker.key = "leaving", now, None
+        self.timers.add(now + self.policy.exit_grace, "exit", worker.id)
+        self._out.append(ev.Retire(worker.id))
+
+    def _exited(self, event: ev.WorkerExited, now: float) -> None:
+        worker = self.workers.pop(event.worker, None)
+        if worker is None:
+            return
+        if worker.state == "idle" and worker.key is not None:
+            self.idle[worker.key].remove(worker)
+        lost = [self.tasks[ident] for ident in sorted(worker.tasks)]
+        worker.tasks.clear()
+        self._relend(worker)
+        self.capacity.give(worker.allocation)
+        self.queue.freed()
+        crash = Crashed(event.reason, event.out_of_memory)
+        if worker.actor is not None:
+            self.actors.exited(worker, crash, now)
+            return
+        if worker.state == "busy":
+            self._busy -= 1
+        for task in lost:
+            if not self._retried(task, crash, now):
+                self.settle(task, _outcome(task, crash))
+
+    def _retried(self, task: Task, report: Report | Crashed, now: float) -> bool:
+        again = isinstance(report, Crashed) or (isinstance(report, Raised) and report.retry)
+        if not again or task.stop or not self.may_retry(task, task.spec.max_retries):
+            return False
+        task.retries += 1
+        self.requeue(task, now)
+        return True
+
+    @staticmethod
+    def may_retry(task: Task, limit: int) -> bool:
+        return limit < 0 or task.retries < limit
+
+    def settle(self, task: Task, outcome: Outcome) -> None:
+        """End the task for good, and with it, unless it succeeded, all that need its result."""
+        pending: list[tuple[Task, Outcome]] = [(task, outcome)]
+        while pending:
+            task, outcome = pending.pop()
+            if task.state == "over":
+                continue
+            waited = task.state == "queued" and (task.actor is None or task.constructs)
+            task.state = "over"
+            if waited:
+                self.queue.remove(task)
+            del self.tasks[task.id]
+            if not task.again:
+                self._out.append(ev.Settle(task.id, outcome))
+            if task.parent is not None and (siblings := self._children.get(task.parent)):
+                siblings.discard(task.id)
+                if not siblings:
+                    del self._children[task.parent]
+            if task.constructs and not isinstance(outcome, Succeeded):
+                pending.extend(self.actors.bury(task.id, outcome))
+            for ident in self._dependents.pop(task.id, ()):
+                other = self.tasks.get(ident)
+                if other is None or other.needs is None:
+                    continue
+                if isinstance(outcome, Succeeded):
+                    other.needs.discard(task.id)
+                    if not other.needs:
+                        self._inputs_ready(other)
+                else:
+                    pending.append((other, UpstreamFailed(task.id)))
+
+    def _inputs_ready(self, task: Task) -> None:
+        task.needs = None
+        if task.actor is None or task.constructs:
+            self.queue.push(task)
+        else:
+            self.actors.nudge(task.actor)
+
+    # ------------------------------------------------------------------------------- interference
+
+    def _cancel(self, ident: TaskId, force: bool, recursive: bool) -> None:
+        todo, seen = [ident], {ident}
+        while todo:
+            ident = todo.pop()
+            if recursive:
+                children = self._children.get(ident, set()) - seen
+                seen |= children
+                todo.extend(sorted(children))
+            task = self.tasks.get(ident)
+            if task is None:
+                continue
+            if task.state != "running":
+                self.settle(task, Cancelled())
+                continue
+            assert task.worker is not None
+            if task.stop is None:
+                task.stop = "cancel"
+            if force:
+                self.kill(task.worker)
+            else:
+                self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
+
+    def kill(self, worker: WorkerId) -> None:
+        self._out.append(ev.Kill(worker))
+
+    def retire(self, worker: WorkerId, now: float) -> None:
+        self._retire(self.workers[worker], now)
+
+    def _block(self, ident: TaskId, attempt: int, *, blocked: bool) -> None:
+        """Lend a waiting task's CPUs to others, or take them back even if that is too many."""
+        task = self.tasks.get(ident)
+        if task is None or task.attempt != attempt or task.state != "running":
+            return
+        if task.blocked == blocked or task.worker is None:
+            return
+        task.blocked = blocked
+        worker = self.workers[task.worker]
+        worker.blocked += 1 if blocked else -1
+        self._relend(worker)
+
+    def _relend(self, worker: Worker) -> None:
+        """A worker all of whose tasks are blocked lends its CPUs."""
+        lent = bool(worker.tasks) and worker.blocked >= len(worker.tasks)
+        if lent == worker.lent:
+            return
+        worker.lent = lent
+        sign = 1 if lent else -1
+        self.capacity.cpus += sign * worker.allocation.cpus
+        if worker.actor is None:
+            self._busy -= sign
+        if lent:
+            self.queue.freed()
+
+    def _time(self, now: float) -> None:
+        for kind, ident, attempt in self.timers.due(now):
+            if kind == "exit":
+                worker = self.workers.get(ident)
+                if worker is not None and worker.state == "leaving":
+                    self.kill(ident)
+            elif kind == "idle":
+                self._thin(now)
+            else:
+                self._overdue(kind, ident, attempt, now)
+
+    def _overdue(self, kind: str, ident: TaskId, attempt: int, now: float) -> None:
+        task = self.tasks.get(ident)
+        if task is None or task.attempt != attempt or task.worker is None:
+            return
+        if kind == "timeout" and task.stop is None:
+            task.stop = "timeout"
+            self._out.append(ev.Interrupt(task.worker, ident, attempt))
+            self.timers.add(now + self.policy.stop_grace, "overdue", ident, attempt)
+        elif kind == "overdue":
+            self.kill(task.worker)
+
+    def _thin(self, now: float) -> None:
+        """Let workers go that were idle for long; look again while there are any."""
+        oldest = None
+        for group in self.idle.values():
+            for worker in [w for w in group if w.since + self.policy.idle_limit <= now]:
+                group.remove(worker)
+                self._retire(worker, now)
+            for worker in group:
+                oldest = worker.since if oldest is None else min(oldest, worker.since)
+        self._thinning = oldest is not None
+        if oldest is not None:
+            self.timers.add(oldest + self.policy.idle_limit, "idle", 0)
+
+    def _positions(self, allocation: Allocation) -> frozenset[int]:
+        return frozenset(self.capacity.position[key] for key, _ in allocation.shares)
+
+    @property
+    def full(self) -> bool:
+        """As many workers run tasks as may."""
+        return self._busy >= self.policy.max_workers
+
+    def lines(self) -> list[Line]:
+        return list(self.queue.lines.values())
+
+
+def _outcome(task: Task, report: Report | Crashed) -> Outcome:
+    if task.stop == "cancel":
+        return Cancelled()
+    if task.stop == "timeout" and not isinstance(report, Succeeded):
+        return TimedOut(task.spec.timeout or 0.0)
+    return Cancelled() if isinstance(report, Interrupted) else report

@@ -1,0 +1,209 @@
+"""The frozen view of the scheduler that people and programs see.
+
+Amounts are floats here, because this is where they leave the core: 1.0 is one device or CPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpunb.core.placement import why_waiting
+from gpunb.core.records import Task, Worker
+from gpunb.core.resources import UNIT, Demand
+from gpunb.core.scheduler import Scheduler
+from gpunb.core.tasks import TaskId
+
+SHOWN_PER_LINE = 20
+"""Waiting tasks listed one by one for each demand; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A device; `memory` in bytes, `free` a share, `held` pairs of (task, share)."""
+
+    id: int | str
+    key: str
+    name: str
+    type: str | None
+    memory: int | None
+    logical: bool
+    free: float
+    held: tuple[tuple[TaskId, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A task; `seconds` in its present state, `gpus` pairs of (device id, share)."""
+
+    id: TaskId
+    name: str
+    state: str
+    seconds: float
+    attempt: int
+    parent: TaskId | None
+    worker: int | None
+    gpus: tuple[tuple[int | str, float], ...]
+    cpus: float
+    waits_for: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything at one moment. `queued` counts all waiting tasks, `waiting` lists the first."""
+
+    devices: tuple[DeviceView, ...]
+    cpus: float
+    cpus_free: float
+    total: dict[str, float]
+    available: dict[str, float]
+    running: tuple[JobView, ...]
+    waiting: tuple[JobView, ...]
+    queued: int
+    workers: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, texts and numbers only."""
+        return asdict(self)
+
+
+def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
+    """The view at time `now`, in seconds on the scheduler's clock."""
+    machine, capacity = scheduler.machine, scheduler.capacity
+    holders = _holders(scheduler)
+    devices = tuple(
+        DeviceView(
+            each.id,
+            each.key,
+            each.name,
+            each.type,
+            each.memory,
+            each.logical,
+            capacity.shares[at] / UNIT,
+            tuple((task, units / UNIT) for task, units in sorted(holders.get(at, {}).items())),
+        )
+        for at, each in enumerate(machine.devices)
+    )
+    running = [task for task in scheduler.tasks.values() if task.state == "running"]
+    waiting = list(_waiting(scheduler, holders, now))
+    listed = sum(len(line) for line in scheduler.lines())
+    unlisted = sum(task.state == "waiting" for task in scheduler.tasks.values())
+    return Snapshot(
+        devices=devices,
+        cpus=machine.cpus / UNIT,
+        cpus_free=max(0, capacity.cpus) / UNIT,
+        total=machine.totals(),
+        available=available(scheduler),
+        running=tuple(_job(scheduler, task, now) for task in running),
+        waiting=tuple(waiting),
+        queued=listed + unlisted,
+        workers=len(scheduler.workers),
+    )
+
+
+def available(scheduler: Scheduler) -> dict[str, float]:
+    """What is free, as `available_resources()` shows it. Idle workers' devices count as free."""
+    capacity = scheduler.capacity
+    shares = capacity.shares.copy()
+    for worker in itertools.chain.from_iterable(scheduler.idle.values()):
+        for key, units in worker.allocation.shares:
+            shares[capacity.position[key]] += units
+    free: dict[str, float] = {}
+    if capacity.cpus > 0:
+        free["CPU"] = capacity.cpus / UNIT
+    if sum(shares):
+        free["GPU"] = sum(shares) / UNIT
+    for at, device in enumerate(scheduler.machine.devices):
+        if device.type and shares[at]:
+            name = f"accelerator_type:{device.type}"
+            free[name] = free.get(name, 0.0) + shares[at] / UNIT
+    free.update({name: units / UNIT for name, units in capacity.resources.items() if units > 0})
+    return free
+
+
+def why(scheduler: Scheduler, ident: TaskId) -> str | None:
+    """What the task waits for, in words; None if it does not wait."""
+    task = scheduler.tasks.get(ident)
+    if task is None or task.state == "running":
+        return None
+    return _reason(scheduler, task, _busy(_holders(scheduler)))
+
+
+def _holders(scheduler: Scheduler) -> dict[int, dict[TaskId, int]]:
+    """For each device position, the units that each task's worker holds there."""
+    position = scheduler.capacity.position
+    found: dict[int, dict[TaskId, int]] = {}
+    for worker in scheduler.workers.values():
+        name = _holder(worker)
+        if name is None:
+            continue
+        for key, units in worker.allocation.shares:
+            at = found.setdefault(position[key], {})
+            at[name] = at.get(name, 0) + units
+    return found
+
+
+def _holder(worker: Worker) -> TaskId | None:
+    if worker.actor is not None:
+        return worker.actor
+    if worker.tasks:
+        return min(worker.tasks)
+    return worker.last if worker.state == "leaving" else None
+
+
+def _busy(holders: dict[int, dict[TaskId, int]]) -> dict[int, list[TaskId]]:
+    return {at: sorted(tasks) for at, tasks in holders.items()}
+
+
+def _waiting(
+    scheduler: Scheduler, holders: dict[int, dict[TaskId, int]], now: float
+) -> list[JobView]:
+    busy = _busy(holders)
+    jobs: list[JobView] = []
+    for line in scheduler.lines():
+        reason: str | None = None
+        for task in itertools.islice(line, SHOWN_PER_LINE):
+            reason = reason or _reason(scheduler, task, busy)
+            jobs.append(_job(scheduler, task, now, reason))
+    unready = (task for task in scheduler.tasks.values() if task.state == "waiting")
+    for task in itertools.islice(unready, SHOWN_PER_LINE):
+        jobs.append(_job(scheduler, task, now, _reason(scheduler, task, busy)))
+    return sorted(jobs, key=lambda job: job.id)
+
+
+def _reason(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]]) -> str:
+    if task.needs:
+        shown = ", ".join(f"#{need}" for need in sorted(task.needs)[:4])
+        return f"takes the result of {shown}" + (" and others" if len(task.needs) > 4 else "")
+    if task.actor is not None and not task.constructs:
+        return f"waits for its turn in actor #{task.actor}"
+    text = why_waiting(task.spec.demand, scheduler.capacity, busy)
+    kept = scheduler.queue.reservation
+    if kept and kept.demand != task.spec.demand and text == "is next in line":
+        return f"free devices are kept for {_asks(kept.demand)}, which has waited longest"
+    if text == "is next in line" and scheduler.full:
+        return f"{scheduler.policy.max_workers} worker processes run, which is the most allowed"
+    return text
+
+
+def _asks(demand: Demand) -> str:
+    return f"a request for {demand}"
+
+
+def _job(scheduler: Scheduler, task: Task, now: float, waits_for: str | None = None) -> JobView:
+    worker = scheduler.workers.get(task.worker) if task.worker is not None else None
+    ids = {device.key: device.id for device in scheduler.machine.devices}
+    shares = worker.allocation.shares if worker else ()
+    return JobView(
+        id=task.id,
+        name=task.spec.name,
+        state="running" if task.state == "running" else "queued",
+        seconds=max(0.0, now - task.since),
+        attempt=task.attempt,
+        parent=task.parent,
+        worker=task.worker,
+        gpus=tuple((ids[key], units / UNIT) for key, units in shares),
+        cpus=worker.allocation.cpus / UNIT if worker else task.spec.demand.cpus / UNIT,
+        waits_for=waits_for,
+    )

@@ -1,0 +1,139 @@
+"""What a task, an actor and an ending are, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gpunb.core.resources import Demand
+
+TaskId: TypeAlias = int
+WorkerId: TypeAlias = int
+ActorId: TypeAlias = int
+"""An actor is known by the task id of its constructor."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """All that the calls of one remote function have in common; made once, shared by its calls.
+
+    Attributes:
+        name: for people; not unique.
+        demand: what each call needs.
+        function: identity of the code, for reuse of workers.
+        max_calls: calls of this function after which a worker ends; 1 means a fresh process for
+            every call, 0 that workers are reused without limit.
+        max_retries: further attempts after a crash or a retryable exception; -1 without limit.
+        timeout: seconds a call may run; None for ever.
+        environment: (name, value) pairs that the worker's environment must hold.
+    """
+
+    name: str
+    demand: Demand = Demand()
+    function: str = ""
+    max_calls: int = 0
+    max_retries: int = 0
+    timeout: float | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def fresh(self) -> bool:
+        return self.max_calls == 1
+
+    @property
+    def reuse_key(self) -> ReuseKey:
+        """Workers with an equal key may run this task.
+
+        Workers without devices serve any function; one that holds devices serves only the
+        function and demand it was started for.
+        """
+        if self.demand.wants_device:
+            return (self.function, self.demand, self.environment)
+        return ("", None, self.environment)
+
+
+ReuseKey: TypeAlias = tuple[str, Demand | None, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """What an actor needs beyond its constructor's `TaskSpec`.
+
+    Attributes:
+        max_restarts: how often the process is started again after a crash; -1 without limit.
+        max_task_retries: further attempts of a call that was in flight at a crash.
+        max_concurrency: calls that may be in flight at once.
+    """
+
+    max_restarts: int = 0
+    max_task_retries: int = 0
+    max_concurrency: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The task returned; its results are with whoever reported this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The task raised; `retry` if its `retry_exceptions` cover the exception."""
+
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The task ended by the KeyboardInterrupt that an `Interrupt` brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The worker process ended before the task did; `reason` says how, in words."""
+
+    reason: str
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The task was cancelled, before or while it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The task ran longer than its time-out of `seconds` and was stopped."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFailed:
+    """The task was never run, because `task`, whose result it takes, failed."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The machine can never satisfy the demand."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorDied:
+    """The call's actor is gone; `task` is the failed constructor if that was the cause."""
+
+    actor: ActorId
+    reason: str
+    task: TaskId | None = None
+
+
+Report: TypeAlias = Succeeded | Raised | Interrupted
+"""How a worker says that a task ended."""
+
+Outcome: TypeAlias = (
+    Succeeded | Raised | Crashed | Cancelled | TimedOut | UpstreamFailed | Refused | ActorDied
+)
+"""How a task ended for good."""

@@ -1,1 +1,88 @@
-"""Run notebook cells and functions on shares of GPUs."""
+"""Run notebook cells and functions on shares of GPUs.
+
+    %load_ext gpunb
+
+    %%gpu 0.5
+    model.fit(X, y)
+
+    @gpunb.remote(num_gpus=1)
+    def train(rate): ...
+
+    losses = gpunb.get([train.remote(rate) for rate in rates])
+
+Importing this loads neither IPython nor any GPU library; names are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gpunb._version import __version__
+
+if TYPE_CHECKING:
+    from gpunb import accelerators, exceptions
+    from gpunb.api import (
+        ObjectRef,
+        available_resources,
+        cancel,
+        cluster_resources,
+        get,
+        get_gpu_ids,
+        get_runtime_context,
+        init,
+        is_initialized,
+        put,
+        remote,
+        shutdown,
+        status,
+        wait,
+    )
+
+__all__ = [
+    "ObjectRef",
+    "__version__",
+    "accelerators",
+    "available_resources",
+    "cancel",
+    "cluster_resources",
+    "exceptions",
+    "get",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "is_initialized",
+    "load_ipython_extension",
+    "put",
+    "remote",
+    "shutdown",
+    "status",
+    "unload_ipython_extension",
+    "wait",
+]
+
+_MODULES = ("accelerators", "exceptions")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"gpunb.{name}")
+    if name in __all__:
+        value = getattr(importlib.import_module("gpunb.api"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'gpunb' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext gpunb``: the magics ``%%gpu`` and ``%gpu``."""
+    importlib.import_module("gpunb.notebook").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext gpunb``."""
+    importlib.import_module("gpunb.notebook").unload(shell)

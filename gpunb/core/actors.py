@@ -34,6 +34,7 @@ class Actors:
     def __init__(self, scheduler: Scheduler) -> None:
         self._core = scheduler
         self.book: dict[ActorId, Actor] = {}
+        self._touched: set[ActorId] = set()
 
     # ------------------------------------------------------------------------------------- events
 
@@ -56,35 +57,42 @@ class Actors:
             core.settle(task, ActorDied(event.actor, "it has ended"))
             return
         actor.calls.append(task)
-        self._pump(actor, now)
+        self.touch(actor.id)
 
-    def nudge(self, ident: ActorId) -> None:
-        """An input of a waiting call is there."""
-        actor = self.book.get(ident)
-        if actor is not None and actor.calls:
-            self._pump(actor, actor.calls[0].since)
-
-    def kill(self, event: ev.KillRequested, now: float) -> None:
-        actor = self.book.get(event.actor)
+    def kill(self, event: ev.KillRequested) -> None:
+        core, actor = self._core, self.book.get(event.actor)
         if actor is None:
             return
-        if event.restart and actor.worker is not None:
-            self._core.kill(actor.worker)
-            return
-        worker, constructor = actor.worker, self._core.tasks.get(actor.id)
-        if constructor is not None and constructor.state != "running":
-            self._core.settle(constructor, ActorDied(actor.id, "it was killed before it started"))
-        else:
+        constructor = core.tasks.get(actor.id)
+        worker = constructor.worker if constructor else actor.worker
+        if not event.restart:
+            killed = ActorDied(actor.id, "it was killed")
+            if constructor is not None and constructor.state != "running":
+                core.settle(constructor, killed)
+                return
             actor.state = "ending"
-            self._fail(self._take_calls(actor), ActorDied(actor.id, "it was killed"))
+            self._fail(self._take_calls(actor), killed)
         if worker is not None:
-            self._core.kill(worker)
+            core.kill(worker)
 
-    def release(self, ident: ActorId, now: float) -> None:
+    def release(self, ident: ActorId) -> None:
         actor = self.book.get(ident)
         if actor is not None:
             actor.released = True
-            self._end_if_done(actor, now)
+            self.touch(ident)
+
+    def touch(self, ident: ActorId) -> None:
+        """A call of the actor may have got its turn, or the actor may be done."""
+        self._touched.add(ident)
+
+    def go_on(self, now: float) -> None:
+        """Start what has got its turn, once all that an event settles is settled."""
+        for ident in sorted(self._touched):
+            actor = self.book.get(ident)
+            if actor is not None:
+                self._pump(actor, now)
+                self._end_if_done(actor, now)
+        self._touched.clear()
 
     def finished(self, task: Task, report: Report, now: float) -> None:
         assert task.actor is not None
@@ -98,8 +106,7 @@ class Actors:
             self._again(actor, task)
         else:
             self._core.settle(task, _call_outcome(task, report))
-        self._pump(actor, now)
-        self._end_if_done(actor, now)
+        self.touch(actor.id)
 
     def exited(self, worker: Worker, crash: Crashed, now: float) -> None:
         """The actor's process is gone."""
@@ -110,7 +117,7 @@ class Actors:
             return
         actor.worker = None
         constructor = core.tasks.get(actor.id)
-        lost = [core.tasks[ident] for ident in sorted(actor.running) if ident in core.tasks]
+        lost = sorted((core.tasks[ident] for ident in actor.running), key=lambda task: task.order)
         actor.running.clear()
         if not self._may_restart(actor, constructor):
             self._died(actor, constructor, lost, crash)
@@ -121,8 +128,7 @@ class Actors:
             if task.stop is None and core.may_retry(task, actor.rules.max_task_retries):
                 self._again(actor, task)
             else:
-                outcome = Cancelled() if task.stop == "cancel" else _died(actor, crash)
-                core.settle(task, outcome)
+                core.settle(task, _lost_outcome(actor, task, crash))
         if constructor is None:
             constructor = Task(actor.id, actor.spec, now, actor=actor.id, again=True)
             constructor.attempt = actor.restarts
@@ -132,18 +138,16 @@ class Actors:
     # ------------------------------------------------------------------------------------- inside
 
     def _constructed(self, actor: Actor, task: Task, report: Report, now: float) -> None:
-        worker = task.worker
-        if isinstance(report, Succeeded) and task.stop is None:
-            actor.worker = worker
+        core = self._core
+        assert task.worker is not None
+        outcome = _call_outcome(task, report)
+        if isinstance(outcome, Succeeded):
+            actor.worker = task.worker
             if actor.state == "starting":
                 actor.state = "alive"
-            self._core.settle(task, Succeeded())
-            self._pump(actor, now)
-            self._end_if_done(actor, now)
-            return
-        self._core.settle(task, _call_outcome(task, report))
-        if worker is not None:
-            self._core.retire(worker, now)
+        else:
+            core.retire(core.workers[task.worker], now)
+        core.settle(task, outcome)
 
     def bury(self, ident: ActorId, outcome: Outcome) -> list[tuple[Task, Outcome]]:
         """The constructor failed for good; what becomes of the calls that wait."""
@@ -173,7 +177,7 @@ class Actors:
     ) -> None:
         core = self._core
         for task in lost:
-            core.settle(task, Cancelled() if task.stop == "cancel" else _died(actor, crash))
+            core.settle(task, _lost_outcome(actor, task, crash))
         if constructor is not None and not constructor.again:
             killed = ActorDied(actor.id, "it was killed")
             stopped = (
@@ -191,6 +195,9 @@ class Actors:
         """Start the calls whose turn it is."""
         if actor.state != "alive" or actor.worker is None:
             return
+        worker = self._core.workers[actor.worker]
+        if worker.killed:
+            return
         while actor.calls and len(actor.running) < actor.rules.max_concurrency:
             task = actor.calls[0]
             if task.state == "over":
@@ -200,18 +207,18 @@ class Actors:
                 return
             actor.calls.popleft()
             actor.running.add(task.id)
-            self._core.launch(task, self._core.workers[actor.worker], now, new=False)
+            self._core.launch(task, worker, now, new=False)
 
     def _again(self, actor: Actor, task: Task) -> None:
         task.retries += 1
-        task.state, task.worker, task.blocked = "queued", None, False
+        task.state, task.worker, task.blocked = "waiting", None, False
         actor.calls.appendleft(task)
 
     def _end_if_done(self, actor: Actor, now: float) -> None:
         if actor.released and actor.state == "alive" and not actor.calls and not actor.running:
             actor.state = "ending"
             assert actor.worker is not None
-            self._core.retire(actor.worker, now)
+            self._core.retire(self._core.workers[actor.worker], now)
 
     def _take_calls(self, actor: Actor) -> list[Task]:
         calls = [task for task in actor.calls if task.state != "over"]
@@ -225,6 +232,12 @@ class Actors:
 
 def _died(actor: Actor, crash: Crashed) -> ActorDied:
     return ActorDied(actor.id, "it was killed" if actor.state == "ending" else crash.reason)
+
+
+def _lost_outcome(actor: Actor, task: Task, crash: Crashed) -> Outcome:
+    if task.stop is None:
+        return _died(actor, crash)
+    return Cancelled() if task.stop == "cancel" else TimedOut(task.spec.timeout or 0.0)
 
 
 def _constructor_outcome(task: Task, crash: Crashed) -> Outcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+from copy import copy
 from typing import TypeAlias
 
 from gpunb.core.resources import (
@@ -18,12 +19,17 @@ from gpunb.core.resources import (
     Demand,
     Device,
     Machine,
+    Shares,
     amount,
     size_text,
 )
 
 Candidate: TypeAlias = tuple[int, int]
 """(position of a device, units the demand would take of it)"""
+
+
+REMEMBERED = 256
+"""Demands whose candidates are kept, so that a session of many different ones stays small."""
 
 
 class Capacity:
@@ -38,11 +44,9 @@ class Capacity:
         self._candidates: dict[Demand, tuple[tuple[Candidate, ...], ...]] = {}
 
     def copy(self) -> Capacity:
-        other = Capacity(self.machine)
+        other = copy(self)
         other.shares = self.shares.copy()
-        other.cpus = self.cpus
         other.resources = self.resources.copy()
-        other._candidates = self._candidates
         return other
 
     def take(self, allocation: Allocation) -> None:
@@ -56,18 +60,20 @@ class Capacity:
         for key, units in allocation.shares:
             self.shares[self.position[key]] += sign * units
         for name, units in allocation.resources:
-            self.resources[name] += sign * units
+            self.resources[name] = self.resources.get(name, 0) + sign * units
 
     def candidates(self, demand: Demand) -> tuple[tuple[Candidate, ...], ...]:
         """The devices that could ever hold (a part of) the demand, one group a preference."""
         known = self._candidates.get(demand)
         if known is None:
+            if len(self._candidates) >= REMEMBERED:
+                self._candidates.clear()
             known = self._candidates[demand] = candidates(demand, self.machine)
         return known
 
     def hopeless(self, demand: Demand) -> bool:
         """A quick look that may save `place`: True only if the demand does not fit now."""
-        if demand.cpus > self.cpus:
+        if demand.cpus and demand.cpus > self.cpus:
             return True
         if demand.gpus >= UNIT:
             return self.shares.count(UNIT) * UNIT < demand.gpus
@@ -79,19 +85,20 @@ class Capacity:
         *,
         avoid: Collection[int] = (),
         spare: Allocation | None = None,
+        held: Shares = (),
     ) -> Allocation | None:
         """Where the demand fits now, or None. Nothing is taken.
 
         `avoid` are positions of devices to leave alone; `spare` holds CPUs and resources that
-        must stay free.
+        must stay free; `held` are the devices, if they are chosen already.
         """
         if demand.cpus and demand.cpus > self.cpus - (spare.cpus if spare else 0):
             return None
         if demand.resources and not self._has(demand.resources, spare):
             return None
-        shares: tuple[tuple[str, int], ...] = ()
-        if demand.wants_device:
-            found = self._devices(demand, avoid)
+        shares = held
+        if demand.wants_device and not held:
+            found = self.choose(demand, avoid)
             if found is None:
                 return None
             devices = self.machine.devices
@@ -103,7 +110,8 @@ class Capacity:
         free = self.resources
         return all(units <= free.get(name, 0) - kept.get(name, 0) for name, units in wanted)
 
-    def _devices(self, demand: Demand, avoid: Collection[int]) -> list[Candidate] | None:
+    def choose(self, demand: Demand, avoid: Collection[int] = ()) -> list[Candidate] | None:
+        """The devices the demand would take of those free now, in order, or None."""
         shares = self.shares
         if demand.gpus >= UNIT:
             count = demand.gpus // UNIT
@@ -128,7 +136,7 @@ class Capacity:
 def candidates(demand: Demand, machine: Machine) -> tuple[tuple[Candidate, ...], ...]:
     """The devices that could hold (a part of) the demand, grouped by preference of type."""
     groups: list[tuple[Candidate, ...]] = []
-    for wanted in demand.types or (None,):
+    for wanted in dict.fromkeys(demand.types) or (None,):
         group = []
         for at, device in enumerate(machine.devices):
             if wanted is not None and device.type != wanted:
@@ -222,7 +230,7 @@ def why_waiting(
     reasons = []
     if demand.wants_device and (reason := _why_devices(demand, capacity, holders or {})):
         reasons.append(reason)
-    if demand.cpus > capacity.cpus:
+    if demand.cpus and demand.cpus > capacity.cpus:
         reasons.append(
             f"needs {_plural(demand.cpus, 'CPU')}; {amount(max(0, capacity.cpus))} of "
             f"{amount(capacity.machine.cpus)} are free"
@@ -238,7 +246,7 @@ def _why_devices(
     demand: Demand, capacity: Capacity, holders: Mapping[int, Collection[int]]
 ) -> str | None:
     places = [each for group in capacity.candidates(demand) for each in group]
-    if capacity._devices(demand, ()) is not None or not places:
+    if capacity.choose(demand) is not None or not places:
         return None
     kind = " or ".join(demand.types) + " " if demand.types else ""
     if demand.gpus >= UNIT:

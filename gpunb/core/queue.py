@@ -6,6 +6,7 @@ costs the number of different demands, not the number of waiting tasks.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ from gpunb.core.resources import UNIT, Allocation, Demand
 
 
 class Line:
-    """Tasks of one demand, first come first served."""
+    """Tasks of one demand, first come first served.
+
+    `open` while it is to be looked at, `stuck` once its head was found not to fit.
+    """
 
     __slots__ = ("count", "demand", "open", "stuck", "tasks")
 
@@ -54,14 +58,20 @@ def _order(line: Line) -> int:
 
 
 class Queue:
-    """All lines, and at most one reservation."""
+    """All lines, and at most one reservation.
 
-    def __init__(self, age: float) -> None:
+    `obtainable` is what will be free once the tasks that run have ended, without those that wait
+    for others. A reservation of more than that could keep things free for ever.
+    """
+
+    def __init__(self, age: float, capacity: Capacity, obtainable: Capacity) -> None:
         self.age = age
         self.lines: dict[Demand, Line] = {}
         self.reservation: Reservation | None = None
+        self._capacity = capacity
+        self._obtainable = obtainable
         self._open: list[Line] = []
-        self._ages_at: float | None = None
+        self._ages_at = math.inf
 
     def __len__(self) -> int:
         return sum(line.count for line in self.lines.values())
@@ -91,9 +101,8 @@ class Queue:
         """Take a task out that starts or is cancelled; the caller has set its new state."""
         line = self.lines[task.spec.demand]
         line.count -= 1
-        if self.reservation and self.reservation.demand == task.spec.demand:
-            self.reservation = None
-            self.freed()
+        if self.reservation and self.reservation.demand == line.demand:
+            self.drop_reservation()
         if not line.count:
             del self.lines[line.demand]
         elif line.tasks[0] is task:
@@ -108,42 +117,61 @@ class Queue:
             self._look_at(line)
 
     def ready(self) -> list[Line]:
-        """The lines worth a look, longest waiting head first; each is to be emptied or stuck."""
-        lines = [line for line in self._open if line.head() is not None]
+        """The lines worth a look, longest waiting head first; each is to be `passed` in turn."""
+        lines = []
         for line in self._open:
-            line.open = False
+            if line.head() is None:
+                line.open = False
+            else:
+                lines.append(line)
         self._open.clear()
         if len(lines) > 1:
             lines.sort(key=_order)
         return lines
 
-    def stick(self, line: Line) -> None:
-        """The line's head does not fit now."""
-        line.stuck = True
+    def passed(self, line: Line, now: float) -> None:
+        """The line was looked at: it is empty, or its head does not fit now.
+
+        It counts as open until here, so that what happens during the look (a task of it starts,
+        which may end a reservation) does not call for another.
+        """
+        line.open = False
+        if line.head() is not None:
+            line.stuck = True
+            self._consider(line, now)
+
+    def grow_older(self, now: float) -> None:
+        """See who has waited long enough by now."""
+        if now >= self._ages_at:
+            self._ages_at = math.inf
+            stuck = [line for line in self.lines.values() if line.stuck and line.head()]
+            for line in sorted(stuck, key=_order):
+                self._consider(line, now)
+
+    def _consider(self, line: Line, now: float) -> None:
         ages_at = line.tasks[0].since + self.age
-        if self._ages_at is None or ages_at < self._ages_at:
-            self._ages_at = ages_at
+        if now < ages_at:
+            self._ages_at = min(self._ages_at, ages_at)
+        elif self.reservation is None and self._obtainable.place(line.demand):
+            self.reservation = self._reservation(line.demand)
 
-    def reserve(self, capacity: Capacity, now: float) -> None:
-        """Make a reservation for the task that has waited longest, if any waited long enough."""
-        if self.reservation or self._ages_at is None or now < self._ages_at:
-            return
-        heads = [head for line in self.lines.values() if line.stuck and (head := line.head())]
-        self._ages_at = min((head.since + self.age for head in heads), default=None)
-        aged = [head for head in heads if head.since + self.age <= now]
-        if aged:
-            task = min(aged, key=lambda head: head.order)
-            self.reservation = _reservation(task, capacity)
+    def _reservation(self, demand: Demand) -> Reservation:
+        """Keep what is soonest enough: of the devices that can serve, those with most room."""
+        shares, obtainable = self._capacity.shares, self._obtainable.shares
+        places = [
+            (units - shares[at], at)
+            for group in self._capacity.candidates(demand)
+            for at, units in group
+            if units <= obtainable[at]
+        ]
+        count = max(1, demand.gpus // UNIT) if demand.wants_device else 0
+        return Reservation(
+            demand,
+            frozenset(at for _, at in sorted(places)[:count]),
+            Allocation(cpus=demand.cpus, resources=demand.resources),
+        )
 
-
-def _reservation(task: Task, capacity: Capacity) -> Reservation:
-    """Keep what is soonest enough: of the devices that could serve, those with the most free."""
-    demand = task.spec.demand
-    places = [each for group in capacity.candidates(demand) for each in group]
-    places.sort(key=lambda each: (-capacity.shares[each[0]], each[0]))
-    count = max(1, demand.gpus // UNIT) if demand.wants_device else 0
-    return Reservation(
-        demand,
-        frozenset(at for at, _ in places[:count]),
-        Allocation(cpus=demand.cpus, resources=demand.resources),
-    )
+    def drop_reservation(self) -> None:
+        """What was kept may be taken by anybody."""
+        self.reservation = None
+        self.freed()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from gpunb.core.resources import Allocation
 from gpunb.core.tasks import ActorId, ActorSpec, ReuseKey, TaskId, TaskSpec, WorkerId
@@ -46,8 +47,8 @@ class Task:
 class Worker:
     """A worker process, from the decision to start it until it is gone.
 
-    `lent` while its CPUs are lent, because all its tasks are blocked; `last` is the task it was
-    given last.
+    `lent` while its CPUs are lent, because all its tasks are blocked; `killed` once its end was
+    asked for, so that it gets no more work; `last` is the task it was given last.
     """
 
     id: WorkerId
@@ -60,6 +61,7 @@ class Worker:
     calls: dict[str, int] = field(default_factory=dict)
     blocked: int = 0
     lent: bool = False
+    killed: bool = False
     last: TaskId | None = None
 
 
@@ -78,25 +80,41 @@ class Actor:
     released: bool = False
 
 
+Timer: TypeAlias = tuple[float, str, int, int]
+"""(time, kind, id of a task or worker, attempt)"""
+
+
 @dataclass(slots=True, eq=False)
 class Timers:
-    """Times at which something must be looked at again; cancelled ones are told by their target."""
+    """Times at which something must be looked at again.
 
-    heap: list[tuple[float, str, int, int]] = field(default_factory=list)
+    Nothing is cancelled: `matters` tells whether a timer still has a target, and those without
+    are dropped when they come first, or all together when there are too many.
+    """
+
+    matters: Callable[[Timer], bool]
+    heap: list[Timer] = field(default_factory=list)
     announced: float | None = None
+    limit: int = 1024
 
     def add(self, time: float, kind: str, ident: int, attempt: int = 0) -> None:
         heapq.heappush(self.heap, (time, kind, ident, attempt))
+        if len(self.heap) > self.limit:
+            self.heap = [timer for timer in self.heap if self.matters(timer)]
+            heapq.heapify(self.heap)
+            self.limit = max(1024, 2 * len(self.heap))
 
-    def due(self, now: float) -> list[tuple[str, int, int]]:
+    def due(self, now: float) -> list[Timer]:
         found = []
         while self.heap and self.heap[0][0] <= now:
-            found.append(heapq.heappop(self.heap)[1:])
+            found.append(heapq.heappop(self.heap))
         self.announced = None
         return found
 
     def next(self) -> float | None:
         """The next time, if it was not announced before."""
+        while self.heap and not self.matters(self.heap[0]):
+            heapq.heappop(self.heap)
         if not self.heap:
             return None
         first = self.heap[0][0]

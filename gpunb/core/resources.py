@@ -12,6 +12,7 @@ import numbers
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 UNIT = 10_000
 """Integer units in one whole device, CPU or custom resource."""
@@ -108,11 +109,15 @@ class Demand:
         return ", ".join(parts) or "nothing"
 
 
+Shares: TypeAlias = tuple[tuple[str, int], ...]
+"""(device key, units) pairs in device order"""
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one worker holds: (device key, units) pairs in device order, CPUs and resources."""
+    """What one worker holds: shares of devices, CPUs and custom resources."""
 
-    shares: tuple[tuple[str, int], ...] = ()
+    shares: Shares = ()
     cpus: int = 0
     resources: tuple[tuple[str, int], ...] = ()
 
@@ -131,14 +136,14 @@ def size_text(size: float) -> str:
     raise AssertionError("unreachable")
 
 
-def parse_size(value: int | float | str, name: str) -> int:
+def parse_size(value: float | str, name: str) -> int:
     """Bytes from a number of bytes or a text such as ``"10GiB"``, ``"512 MB"``, ``"1.5g"``.
 
     Raises:
         ValueError: negative, zero, not a number, or an unknown unit.
         TypeError: neither a number nor a text.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, str)):
         raise TypeError(
             f"{name} must be a number of bytes or a text such as '10GiB', "
             f"not {value!r} of type {type(value).__name__}"
@@ -152,7 +157,7 @@ def parse_size(value: int | float | str, name: str) -> int:
             )
         size = float(match[1]) * _BYTES[match[2].upper()]
     else:
-        size = float(value)
+        size = _float(value)
     if not math.isfinite(size) or size < 1:
         raise ValueError(f"{name}={value!r} must be at least one byte")
     return int(size)
@@ -167,7 +172,7 @@ def parse_amount(value: float, name: str) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, not {value!r} of type {type(value).__name__}")
-    if not math.isfinite(value):
+    if not math.isfinite(_float(value)):
         raise ValueError(f"{name}={value!r} must be a finite number")
     if value < 0:
         raise ValueError(f"{name}={value!r} must not be negative")
@@ -177,6 +182,14 @@ def parse_amount(value: float, name: str) -> int:
             f"{name}={value!r} is finer than 0.0001, the smallest step: round it to four decimals"
         )
     return units
+
+
+def _float(value: float) -> float:
+    """As a float; infinite where a whole number is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def parse_gpus(value: float, name: str = "num_gpus") -> int:
@@ -197,7 +210,7 @@ def parse_gpus(value: float, name: str = "num_gpus") -> int:
 
 
 def parse_resources(value: Mapping[str, float] | None, name: str = "resources") -> dict[str, int]:
-    """Custom resources by name, in units.
+    """Custom resources by name, in units; those of amount 0 are left out.
 
     Raises:
         ValueError: ``CPU`` or ``GPU`` among the names, or a bad amount.
@@ -214,12 +227,14 @@ def parse_resources(value: Mapping[str, float] | None, name: str = "resources") 
         if key in ("CPU", "GPU"):
             option = "num_cpus" if key == "CPU" else "num_gpus"
             raise ValueError(f"{name} must not hold {key!r}: use {option}= for it")
-        units[key] = parse_amount(each, f"{name}[{key!r}]")
+        asked = parse_amount(each, f"{name}[{key!r}]")
+        if asked:
+            units[key] = asked
     return units
 
 
 def parse_types(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Accepted accelerator types in order of preference.
+    """Accepted accelerator types in order of preference, each once.
 
     Raises:
         TypeError: neither a text nor a list of texts.
@@ -238,4 +253,4 @@ def parse_types(value: str | Iterable[str] | None) -> tuple[str, ...]:
             raise TypeError(f"accelerator_type must hold texts, not {each!r}")
         if not each.strip():
             raise ValueError("accelerator_type must not be empty")
-    return types
+    return tuple(dict.fromkeys(types))

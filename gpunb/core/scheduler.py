@@ -2,8 +2,8 @@
 
 Rules:
 - A task is settled exactly once. What is late, doubled or stale changes nothing.
-- What a worker holds is free again when `WorkerExited` says that it is gone, or, for a worker
-  without devices that is kept for reuse, when its task is over.
+- What a worker holds is free again when `WorkerExited` says that it is gone. One that is kept for
+  reuse gives its CPUs and custom resources back when its task is over, but not its devices.
 - Time is an argument, so that a list of (event, now) replays any run.
 """
 
@@ -15,10 +15,11 @@ from typing import assert_never
 
 from gpunb.core import events as ev
 from gpunb.core.actors import Actors
+from gpunb.core.idle import Idle
 from gpunb.core.placement import Capacity, refusal
 from gpunb.core.queue import Line, Queue
-from gpunb.core.records import Task, Timers, Worker
-from gpunb.core.resources import UNIT, Allocation, Machine
+from gpunb.core.records import Task, Timer, Timers, Worker
+from gpunb.core.resources import Allocation, Demand, Machine
 from gpunb.core.tasks import (
     Cancelled,
     Crashed,
@@ -27,9 +28,9 @@ from gpunb.core.tasks import (
     Raised,
     Refused,
     Report,
-    ReuseKey,
     Succeeded,
     TaskId,
+    TaskSpec,
     TimedOut,
     UpstreamFailed,
     WorkerId,
@@ -62,11 +63,12 @@ class Scheduler:
         self.machine = machine
         self.policy = policy or Policy()
         self.capacity = Capacity(machine)
-        self.queue = Queue(self.policy.age)
+        self.obtainable = Capacity(machine)
+        self.queue = Queue(self.policy.age, self.capacity, self.obtainable)
         self.tasks: dict[TaskId, Task] = {}
         self.workers: dict[WorkerId, Worker] = {}
-        self.idle: dict[ReuseKey, list[Worker]] = {}
-        self.timers = Timers()
+        self.idle = Idle(self.capacity)
+        self.timers = Timers(self._matters)
         self.actors = Actors(self)
         self._children: dict[TaskId, set[TaskId]] = {}
         self._dependents: dict[TaskId, list[TaskId]] = {}
@@ -99,13 +101,14 @@ class Scheduler:
             case ev.CancelRequested():
                 self._cancel(event.task, event.force, event.recursive)
             case ev.KillRequested():
-                self.actors.kill(event, now)
+                self.actors.kill(event)
             case ev.ActorReleased():
-                self.actors.release(event.actor, now)
+                self.actors.release(event.actor)
             case ev.TimeReached():
                 self._time(now)
             case _:
                 assert_never(event)
+        self.actors.go_on(now)
         self._dispatch(now)
         wake = self.timers.next()
         if wake is not None:
@@ -145,55 +148,56 @@ class Scheduler:
 
     def _dispatch(self, now: float) -> None:
         queue, capacity = self.queue, self.capacity
-        queue.reserve(capacity, now)
-        for line in queue.ready():
-            demand = line.demand
-            while (task := line.head()) is not None:
-                # Workers kept idle may hold what the capacity lacks; then only `_start` can tell.
-                kept = self.idle and demand.wants_device
-                if (not kept and capacity.hopeless(demand)) or not self._start(task, now):
-                    queue.stick(line)
-                    break
-        if queue.reservation is None and queue.lines:
-            queue.reserve(self.capacity, now)
+        queue.grow_older(now)
+        # More than one round only if a reservation ended, for those that had to step back for it.
+        while lines := queue.ready():
+            for line in lines:
+                # Warm workers may hold what the capacity lacks; then only `_start` can tell.
+                warm = self.idle.warm and line.demand.wants_device
+                while (task := line.head()) is not None:
+                    if not warm and capacity.hopeless(line.demand):
+                        break
+                    if not self._start(task, now):
+                        break
+                queue.passed(line, now)
 
     def _start(self, task: Task, now: float) -> bool:
         """Run the task if there is room for it now."""
-        spec, demand = task.spec, task.spec.demand
-        kept = self.queue.reservation
-        if kept and kept.demand == demand:
-            kept = None
-        idle = None if spec.fresh or task.actor else self.idle.get(spec.reuse_key)
-        if idle and demand.wants_device:
-            if kept is None or not kept.devices & self._positions(idle[-1].allocation):
-                self._run(task, idle.pop(), now, new=False)
-                return True
-            self._retire(idle.pop(), now)
-        if not idle and self.full:
+        if self.full:
             return False
-        allocation = self.capacity.place(
-            demand,
-            avoid=kept.devices if kept else (),
-            spare=kept.spare if kept else None,
-        )
+        demand = task.spec.demand
+        key = None if task.spec.fresh or task.actor is not None else task.spec.reuse_key
+        avoid, spare = self._kept_from(demand)
+        worker = None if key is None else self.idle.find(key, avoid)
+        held = worker.allocation.shares if worker else ()
+        allocation = self.capacity.place(demand, avoid=avoid, spare=spare, held=held)
         if allocation is None:
-            self._make_room(task, now)
+            self._make_room(demand, now)
             return False
-        self.capacity.take(allocation)
-        if idle:
-            worker = idle.pop()
-            worker.allocation = allocation
-            self._run(task, worker, now, new=False)
-        else:
-            key = None if spec.fresh or task.actor else spec.reuse_key
+        new = worker is None
+        if worker is None:
             worker = Worker(next(self._next_worker), allocation, key, task.actor)
             self.workers[worker.id] = worker
-            self._run(task, worker, now, new=True)
+        else:
+            self.idle.remove(worker)
+            self.capacity.give(worker.allocation)
+            worker.allocation = allocation
+        self.capacity.take(allocation)
+        self._run(task, worker, now, new=new)
         return True
+
+    def _kept_from(self, demand: Demand) -> tuple[frozenset[int], Allocation | None]:
+        """What a reservation keeps for another demand: positions of devices, and the rest."""
+        kept = self.queue.reservation
+        if kept is None or kept.demand == demand:
+            return frozenset(), None
+        return kept.devices, kept.spare
 
     def _run(self, task: Task, worker: Worker, now: float, *, new: bool) -> None:
         if worker.actor is None:
             self._busy += 1
+        else:
+            self._set_apart(worker.allocation)
         worker.state = "busy"
         task.state = "running"
         self.queue.remove(task)
@@ -207,8 +211,7 @@ class Scheduler:
         worker.tasks.add(task.id)
         worker.last = task.id
         self._relend(worker)
-        calls = worker.calls[spec.function] = worker.calls.get(spec.function, 0) + 1
-        last = worker.actor is None and 0 < spec.max_calls <= calls
+        last = worker.actor is None and self._is_last(spec, worker)
         if last:
             worker.key = None
         if spec.timeout is not None:
@@ -217,29 +220,21 @@ class Scheduler:
             ev.Run(task.id, task.attempt, worker.id, worker.allocation, new=new, last=last)
         )
 
-    def _make_room(self, task: Task, now: float) -> None:
-        """Let idle workers go that hold devices which the task could have."""
-        if not self.idle or not task.spec.demand.wants_device:
+    @staticmethod
+    def _is_last(spec: TaskSpec, worker: Worker) -> bool:
+        if not spec.max_calls:
+            return False
+        calls = worker.calls[spec.function] = worker.calls.get(spec.function, 0) + 1
+        return calls >= spec.max_calls
+
+    def _make_room(self, demand: Demand, now: float) -> None:
+        """Let idle workers go that hold devices which the demand could have."""
+        if not self.idle.warm or not demand.wants_device:
             return
-        warm = [w for group in self.idle.values() for w in group if w.allocation.shares]
-        if not warm:
-            return
-        going = [w for w in self.workers.values() if w.state == "leaving"]
-        hope = self.capacity.copy()
-        for worker in going:
-            hope.give(worker.allocation)
-        if hope.place(task.spec.demand):
-            return
-        for worker in sorted(warm, key=lambda each: each.since):
-            hope.give(worker.allocation)
-            place = hope.place(task.spec.demand)
-            if place:
-                wanted = {key for key, _ in place.shares}
-                for each in warm:
-                    if wanted.intersection(key for key, _ in each.allocation.shares):
-                        self.idle[each.key].remove(each)  # type: ignore[index]
-                        self._retire(each, now)
-                return
+        going = [each.allocation for each in self.workers.values() if each.state == "leaving"]
+        avoid, spare = self._kept_from(demand)
+        for worker in self.idle.in_the_way(demand, going, avoid=avoid, spare=spare):
+            self._let_go(worker, now)
 
     # -------------------------------------------------------------------------------- endings
 
@@ -257,6 +252,8 @@ class Scheduler:
         if worker.actor is not None:
             self.actors.finished(task, event.report, now)
             return
+        if self.full:
+            self.queue.freed()
         self._busy -= 1
         self._leave(worker, now)
         if not self._retried(task, event.report, now):
@@ -265,37 +262,39 @@ class Scheduler:
     def _leave(self, worker: Worker, now: float) -> None:
         """The worker's task is over: it ends by itself, or is kept for another."""
         worker.since = now
-        if worker.key is None:
+        if worker.key is None or worker.killed:
             worker.state = "leaving"
             self.timers.add(now + self.policy.exit_grace, "exit", worker.id)
             return
         worker.state = "idle"
-        group = self.idle.setdefault(worker.key, [])
-        if not worker.allocation.shares:
-            self.capacity.give(worker.allocation)
-            worker.allocation = Allocation()
-            self.queue.freed()
-            if len(group) * UNIT >= max(self.machine.cpus, UNIT):
-                self._retire(worker, now)
-                return
-        elif self.queue.lines:
-            self.queue.freed()
+        held = worker.allocation
+        worker.allocation = Allocation(held.shares)
+        self.capacity.give(Allocation((), held.cpus, held.resources))
+        self.queue.freed()
+        self.idle.add(worker)
+        surplus = self.idle.surplus()
+        if surplus is not None:
+            self._let_go(surplus, now)
         if not self._thinning:
             self._thinning = True
             self.timers.add(now + self.policy.idle_limit, "idle", 0)
-        group.append(worker)
 
-    def _retire(self, worker: Worker, now: float) -> None:
+    def _let_go(self, worker: Worker, now: float) -> None:
+        self.idle.remove(worker)
+        self.retire(worker, now)
+
+    def retire(self, worker: Worker, now: float) -> None:
         worker.state, worker.since, worker.key = "leaving", now, None
         self.timers.add(now + self.policy.exit_grace, "exit", worker.id)
-        self._out.append(ev.Retire(worker.id))
+        if not worker.killed:
+            self._out.append(ev.Retire(worker.id))
 
     def _exited(self, event: ev.WorkerExited, now: float) -> None:
         worker = self.workers.pop(event.worker, None)
         if worker is None:
             return
-        if worker.state == "idle" and worker.key is not None:
-            self.idle[worker.key].remove(worker)
+        if worker.state == "idle":
+            self.idle.remove(worker)
         lost = [self.tasks[ident] for ident in sorted(worker.tasks)]
         worker.tasks.clear()
         self._relend(worker)
@@ -303,6 +302,7 @@ class Scheduler:
         self.queue.freed()
         crash = Crashed(event.reason, event.out_of_memory)
         if worker.actor is not None:
+            self.obtainable.give(worker.allocation)
             self.actors.exited(worker, crash, now)
             return
         if worker.state == "busy":
@@ -343,6 +343,8 @@ class Scheduler:
                     del self._children[task.parent]
             if task.constructs and not isinstance(outcome, Succeeded):
                 pending.extend(self.actors.bury(task.id, outcome))
+            elif task.actor is not None:
+                self.actors.touch(task.actor)
             for ident in self._dependents.pop(task.id, ()):
                 other = self.tasks.get(ident)
                 if other is None or other.needs is None:
@@ -359,7 +361,7 @@ class Scheduler:
         if task.actor is None or task.constructs:
             self.queue.push(task)
         else:
-            self.actors.nudge(task.actor)
+            self.actors.touch(task.actor)
 
     # ------------------------------------------------------------------------------- interference
 
@@ -380,16 +382,14 @@ class Scheduler:
             assert task.worker is not None
             if task.stop is None:
                 task.stop = "cancel"
-            if force:
+            if force and (task.actor is None or task.constructs):
                 self.kill(task.worker)
             else:
                 self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
 
     def kill(self, worker: WorkerId) -> None:
+        self.workers[worker].killed = True
         self._out.append(ev.Kill(worker))
-
-    def retire(self, worker: WorkerId, now: float) -> None:
-        self._retire(self.workers[worker], now)
 
     def _block(self, ident: TaskId, attempt: int, *, blocked: bool) -> None:
         """Lend a waiting task's CPUs to others, or take them back even if that is too many."""
@@ -410,49 +410,65 @@ class Scheduler:
             return
         worker.lent = lent
         sign = 1 if lent else -1
-        self.capacity.cpus += sign * worker.allocation.cpus
+        held = worker.allocation
+        self.capacity.cpus += sign * held.cpus
         if worker.actor is None:
             self._busy -= sign
+            waits_with = Allocation(held.shares, 0, held.resources)
+            if lent:
+                self._set_apart(waits_with)
+            else:
+                self.obtainable.give(waits_with)
         if lent:
             self.queue.freed()
 
+    def _set_apart(self, allocation: Allocation) -> None:
+        """This will not be free when tasks end; a reservation must no longer count on it."""
+        self.obtainable.take(allocation)
+        if self.queue.reservation:
+            self.queue.drop_reservation()
+
+    def _matters(self, timer: Timer) -> bool:
+        _, kind, ident, attempt = timer
+        if kind == "idle":
+            return True
+        if kind == "exit":
+            worker = self.workers.get(ident)
+            return worker is not None and worker.state == "leaving"
+        task = self.tasks.get(ident)
+        return task is not None and task.attempt == attempt and task.worker is not None
+
     def _time(self, now: float) -> None:
-        for kind, ident, attempt in self.timers.due(now):
+        for timer in self.timers.due(now):
+            if not self._matters(timer):
+                continue
+            _, kind, ident, _ = timer
             if kind == "exit":
-                worker = self.workers.get(ident)
-                if worker is not None and worker.state == "leaving":
-                    self.kill(ident)
+                self.kill(ident)
             elif kind == "idle":
                 self._thin(now)
             else:
-                self._overdue(kind, ident, attempt, now)
+                self._overdue(self.tasks[ident], kind, now)
 
-    def _overdue(self, kind: str, ident: TaskId, attempt: int, now: float) -> None:
-        task = self.tasks.get(ident)
-        if task is None or task.attempt != attempt or task.worker is None:
-            return
-        if kind == "timeout" and task.stop is None:
-            task.stop = "timeout"
-            self._out.append(ev.Interrupt(task.worker, ident, attempt))
-            self.timers.add(now + self.policy.stop_grace, "overdue", ident, attempt)
-        elif kind == "overdue":
+    def _overdue(self, task: Task, kind: str, now: float) -> None:
+        assert task.worker is not None
+        if kind == "overdue":
             self.kill(task.worker)
+            return
+        if task.stop is None:
+            task.stop = "timeout"
+        self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
+        self.timers.add(now + self.policy.stop_grace, "overdue", task.id, task.attempt)
 
     def _thin(self, now: float) -> None:
         """Let workers go that were idle for long; look again while there are any."""
-        oldest = None
-        for group in self.idle.values():
-            for worker in [w for w in group if w.since + self.policy.idle_limit <= now]:
-                group.remove(worker)
-                self._retire(worker, now)
-            for worker in group:
-                oldest = worker.since if oldest is None else min(oldest, worker.since)
-        self._thinning = oldest is not None
-        if oldest is not None:
-            self.timers.add(oldest + self.policy.idle_limit, "idle", 0)
-
-    def _positions(self, allocation: Allocation) -> frozenset[int]:
-        return frozenset(self.capacity.position[key] for key, _ in allocation.shares)
+        limit = self.policy.idle_limit
+        for worker in [each for each in self.idle if each.since + limit <= now]:
+            self._let_go(worker, now)
+        longest = self.idle.idle_since()
+        self._thinning = longest is not None
+        if longest is not None:
+            self.timers.add(longest + limit, "idle", 0)
 
     @property
     def full(self) -> bool:

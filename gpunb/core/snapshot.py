@@ -11,7 +11,7 @@ from typing import Any
 
 from gpunb.core.placement import why_waiting
 from gpunb.core.records import Task, Worker
-from gpunb.core.resources import UNIT, Demand
+from gpunb.core.resources import TYPE_PREFIX, UNIT
 from gpunb.core.scheduler import Scheduler
 from gpunb.core.tasks import TaskId
 
@@ -65,13 +65,20 @@ class Snapshot:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dicts, lists, texts and numbers only."""
-        return asdict(self)
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
     """The view at time `now`, in seconds on the scheduler's clock."""
     machine, capacity = scheduler.machine, scheduler.capacity
     holders = _holders(scheduler)
+    free = _free_shares(scheduler)
     devices = tuple(
         DeviceView(
             each.id,
@@ -80,7 +87,7 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
             each.type,
             each.memory,
             each.logical,
-            capacity.shares[at] / UNIT,
+            free[at] / UNIT,
             tuple((task, units / UNIT) for task, units in sorted(holders.get(at, {}).items())),
         )
         for at, each in enumerate(machine.devices)
@@ -103,12 +110,8 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
 
 
 def available(scheduler: Scheduler) -> dict[str, float]:
-    """What is free, as `available_resources()` shows it. Idle workers' devices count as free."""
-    capacity = scheduler.capacity
-    shares = capacity.shares.copy()
-    for worker in itertools.chain.from_iterable(scheduler.idle.values()):
-        for key, units in worker.allocation.shares:
-            shares[capacity.position[key]] += units
+    """What is free, as `available_resources()` shows it."""
+    capacity, shares = scheduler.capacity, _free_shares(scheduler)
     free: dict[str, float] = {}
     if capacity.cpus > 0:
         free["CPU"] = capacity.cpus / UNIT
@@ -116,10 +119,20 @@ def available(scheduler: Scheduler) -> dict[str, float]:
         free["GPU"] = sum(shares) / UNIT
     for at, device in enumerate(scheduler.machine.devices):
         if device.type and shares[at]:
-            name = f"accelerator_type:{device.type}"
+            name = TYPE_PREFIX + device.type
             free[name] = free.get(name, 0.0) + shares[at] / UNIT
     free.update({name: units / UNIT for name, units in capacity.resources.items() if units > 0})
     return free
+
+
+def _free_shares(scheduler: Scheduler) -> list[int]:
+    """The units free on each device; what idle workers hold counts, because they make room."""
+    capacity = scheduler.capacity
+    shares = capacity.shares.copy()
+    for worker in scheduler.idle:
+        for key, units in worker.allocation.shares:
+            shares[capacity.position[key]] += units
+    return shares
 
 
 def why(scheduler: Scheduler, ident: TaskId) -> str | None:
@@ -167,8 +180,10 @@ def _waiting(
             reason = reason or _reason(scheduler, task, busy)
             jobs.append(_job(scheduler, task, now, reason))
     unready = (task for task in scheduler.tasks.values() if task.state == "waiting")
-    for task in itertools.islice(unready, SHOWN_PER_LINE):
-        jobs.append(_job(scheduler, task, now, _reason(scheduler, task, busy)))
+    jobs.extend(
+        _job(scheduler, task, now, _reason(scheduler, task, busy))
+        for task in itertools.islice(unready, SHOWN_PER_LINE)
+    )
     return sorted(jobs, key=lambda job: job.id)
 
 
@@ -181,14 +196,10 @@ def _reason(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]]) -> 
     text = why_waiting(task.spec.demand, scheduler.capacity, busy)
     kept = scheduler.queue.reservation
     if kept and kept.demand != task.spec.demand and text == "is next in line":
-        return f"free devices are kept for {_asks(kept.demand)}, which has waited longest"
+        return f"what is free is kept for a request for {kept.demand}, which has waited longest"
     if text == "is next in line" and scheduler.full:
         return f"{scheduler.policy.max_workers} worker processes run, which is the most allowed"
     return text
-
-
-def _asks(demand: Demand) -> str:
-    return f"a request for {demand}"
 
 
 def _job(scheduler: Scheduler, task: Task, now: float, waits_for: str | None = None) -> JobView:

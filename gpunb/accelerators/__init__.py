@@ -1,0 +1,44 @@
+"""Which devices this machine has, how a process is pinned to some of them, and what they do now.
+
+The three verbs over all vendors are `detect`, `pin_environment` and `measure`; a vendor's are in
+its plug-in, a subclass of `Accelerator` that `register` or an entry point makes known. The
+accelerator types are constants here, with Ray's names: ``gpunb.accelerators.NVIDIA_TESLA_V100``.
+"""
+
+from __future__ import annotations
+
+from gpunb.accelerators import types as _types
+from gpunb.accelerators.base import Accelerator, DetectionError, Process, Usage
+from gpunb.accelerators.detection import Detection, detect, measure
+from gpunb.accelerators.pinning import pin_environment
+from gpunb.accelerators.registry import find, register, registered
+from gpunb.accelerators.simulated import Simulated, parse_simulate
+from gpunb.accelerators.types import nvidia_type
+from gpunb.accelerators.visibility import take, visible
+
+__all__ = [
+    "Accelerator",
+    "Detection",
+    "DetectionError",
+    "Process",
+    "Simulated",
+    "Usage",
+    "detect",
+    "find",
+    "measure",
+    "nvidia_type",
+    "parse_simulate",
+    "pin_environment",
+    "register",
+    "registered",
+    "take",
+    "visible",
+]
+
+
+def __getattr__(name: str) -> str:
+    return _types.constant(name, __name__)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_types.CONSTANTS])

@@ -1,0 +1,257 @@
+"""NVIDIA devices, through the driver's management library (NVML).
+
+NVML only, never CUDA: NVML reads what the driver knows and makes no CUDA context, so the
+notebook's kernel takes no device memory and may go on starting workers. It is opened in the
+kernel only, never in the process that forks workers: an open library does not survive a fork.
+`pynvml` is imported inside the methods, so that importing this module costs nothing.
+
+Ids count the devices by PCI bus, which is what CUDA does under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar
+
+from gpunb.accelerators.base import Accelerator, DetectionError, Process, Usage
+from gpunb.accelerators.types import nvidia_type
+from gpunb.core.resources import Device
+
+_NO_PACKAGE = (
+    "NVIDIA devices cannot be looked for: the Python package nvidia-ml-py does not load ({}). "
+    "Install it with: pip install nvidia-ml-py"
+)
+_NO_LIBRARY = (
+    "no NVIDIA driver library (libnvidia-ml.so.1) found: this machine has no NVIDIA GPU, its "
+    "driver is not installed, or this is a container that was started without access to GPUs "
+    "(docker run --gpus all)"
+)
+_NO_DEVICES = (
+    "the NVIDIA driver works but shows no GPU: a container or batch job may have been started "
+    "without access to one"
+)
+_MIG = (
+    "NVIDIA device {} is split by MIG and is handed out as one whole device: to use its slices, "
+    "name them in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists their MIG-... ids)"
+)
+_ADVICE = {
+    "NVMLError_DriverNotLoaded": "the kernel module is not running: load it with "
+    "'sudo modprobe nvidia', or install a driver that fits the running kernel",
+    "NVMLError_LibRmVersionMismatch": "the driver's library and its kernel module have different "
+    "versions, most often after an update: restart the machine",
+    "NVMLError_NoPermission": "this user may not open the devices: see who may with "
+    "'ls -l /dev/nvidia*'; in a batch job, ask for a GPU",
+    "NVMLError_OperatingSystem": "the operating system keeps this process from the devices: see "
+    "'ls -l /dev/nvidia*' and the limits of the container",
+    "NVMLError_GpuIsLost": "a GPU has dropped off the bus: restart the machine, and check its "
+    "power and its seat",
+    "NVMLError_ResetRequired": "a GPU has to be reset ('sudo nvidia-smi --gpu-reset'), or the "
+    "machine restarted",
+    "NVMLError_InsufficientPower": "a GPU's power cables are not attached properly",
+    "NVMLError_FunctionNotFound": "the driver is too old for this version of nvidia-ml-py: update "
+    "the driver",
+}
+
+
+class Nvidia(Accelerator):
+    """NVIDIA GPUs. Only whole devices are listed; MIG slices have to be named by the user."""
+
+    name: ClassVar[str] = "nvidia"
+    variable: ClassVar[str | None] = "CUDA_VISIBLE_DEVICES"
+    constants: ClassVar[Mapping[str, str]] = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def devices(self) -> list[Device]:
+        try:
+            nvml = _Nvml()
+        except ImportError as error:
+            self.notes = (_NO_PACKAGE.format(error),)
+            return []
+        try:
+            with nvml.opened():
+                cards, notes = nvml.cards()
+                devices = [_device(nvml, id, card) for id, card in enumerate(cards)]
+                # MIG slices would be listed here, in place of the card that they are parts of.
+                notes += [_MIG.format(id) for id, card in enumerate(cards) if nvml.split(card)]
+        except nvml.errors as error:
+            if type(error).__name__ == "NVMLError_LibraryNotFound":
+                self.notes = (_NO_LIBRARY,)
+                return []
+            raise DetectionError(f"the NVIDIA driver does not answer: {_told(error)}") from error
+        if notes and not devices:
+            raise DetectionError("; ".join(notes))
+        self.notes = tuple(notes) if devices else (_NO_DEVICES,)
+        return devices
+
+    def usage(self, devices: Sequence[Device]) -> dict[str, Usage]:
+        """As for any vendor. In a container the pids are those of the host."""
+        usage = super().usage(devices)
+        with suppress(ImportError):
+            nvml = _Nvml()
+            with suppress(*nvml.errors), nvml.opened():
+                cards, _ = nvml.cards()
+                usage.update({card.key: nvml.usage(card) for card in cards if card.key in usage})
+        return usage
+
+    def polling(self) -> AbstractContextManager[object]:
+        # NVML counts how often it is opened. While this holds it open, `usage` neither waits for
+        # it to open nor lets an idle device power down in between, to be woken a second later.
+        try:
+            nvml = _Nvml()
+        except ImportError:
+            return nullcontext()
+        return nvml.held_open()
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    handle: Any
+    key: str
+
+
+class _Nvml:
+    """NVML, with each reading possibly missing: devices, drivers and versions all differ."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self._module: Any = pynvml
+        # The second one is raised for functions that the driver's library lacks, and is no
+        # subclass of the first.
+        mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
+        self.errors: tuple[type[Exception], ...] = (pynvml.NVMLError, mismatch)
+        # pynvml may be older than a function, and decodes texts that a device's firmware holds.
+        self.unreadable = (*self.errors, AttributeError, UnicodeDecodeError)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        self._module.nvmlInit()
+        try:
+            yield
+        finally:
+            with suppress(*self.errors):
+                self._module.nvmlShutdown()
+
+    @contextmanager
+    def held_open(self) -> Iterator[None]:
+        """As `opened`, but a library that does not open is left for `usage` to find."""
+        with ExitStack() as stack:
+            with suppress(*self.errors):
+                stack.enter_context(self.opened())
+            yield
+
+    def cards(self) -> tuple[list[_Card], list[str]]:
+        """The cards this process may use, by PCI bus, and why others are left out.
+
+        Raises:
+            NVMLError: NVML does not even count the devices.
+        """
+        found = []
+        notes = []
+        count = self._module.nvmlDeviceGetCount()
+        for index in range(count):
+            try:
+                handle = self._module.nvmlDeviceGetHandleByIndex(index)
+            except self.errors as error:
+                # CUDA does not count such a device either, so the ids of the others close up.
+                notes.append(
+                    f"NVIDIA device {index} of 0 to {count - 1} is left out: {_told(error)}"
+                )
+                continue
+            pci = self.read("nvmlDeviceGetPciInfo", handle)
+            place = (pci.domain, pci.bus, pci.device) if pci else None
+            fallback = "nvidia:" + (":".join(map(str, place)) if place else str(index))
+            key = _text(self.read("nvmlDeviceGetUUID", handle)) or fallback
+            found.append((place, _Card(handle, key)))
+        if all(place for place, _ in found):
+            found.sort(key=lambda pair: pair[0] or ())
+        return [card for _, card in found], notes
+
+    def read(self, function: str, *arguments: Any) -> Any:
+        """What the function returns; None if the driver, the device or pynvml cannot tell."""
+        try:
+            reading = getattr(self._module, function)(*arguments)
+        except self.unreadable:
+            return None
+        return None if reading == "N/A" else reading
+
+    def split(self, card: _Card) -> bool:
+        """Whether the card is in MIG mode now."""
+        modes = self.read("nvmlDeviceGetMigMode", card.handle)
+        return isinstance(modes, Sequence) and modes[0] == 1
+
+    def memory(self, card: _Card) -> Any:
+        """Total and used bytes. The second version does not count the driver's part as used."""
+        second = getattr(self._module, "nvmlMemory_v2", None)
+        reading = self.read("nvmlDeviceGetMemoryInfo", card.handle, second) if second else None
+        return reading or self.read("nvmlDeviceGetMemoryInfo", card.handle)
+
+    def usage(self, card: _Card) -> Usage:
+        memory = self.memory(card)
+        rates = self.read("nvmlDeviceGetUtilizationRates", card.handle)
+        return Usage(
+            memory_used=_whole(getattr(memory, "used", None)),
+            memory_total=_whole(getattr(memory, "total", None)) or None,
+            utilization=_whole(getattr(rates, "gpu", None), 100),
+            temperature=self.temperature(card),
+            processes=self.processes(card),
+        )
+
+    def temperature(self, card: _Card) -> int | None:
+        sensor = getattr(self._module, "NVML_TEMPERATURE_GPU", 0)
+        # The first function is the older one, and is to go.
+        for function in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"):
+            reading = _whole(self.read(function, card.handle, sensor), 1000)
+            if reading is not None:
+                return reading
+        return None
+
+    def processes(self, card: _Card) -> tuple[Process, ...] | None:
+        """Every process once, though it both computes and draws; None if NVML hides them."""
+        computing = self.running("Compute", card)
+        if computing is None:
+            return None
+        others = (self.running(kind, card) or () for kind in ("Graphics", "MPSCompute"))
+        found: dict[int, int | None] = {}
+        for each in chain(computing, *others):
+            memory = _whole(each.usedGpuMemory)
+            before = found.get(each.pid)
+            found[each.pid] = memory if before is None else max(before, memory or 0)
+        return tuple(Process(pid, found[pid]) for pid in sorted(found))
+
+    def running(self, kind: str, card: _Card) -> Sequence[Any] | None:
+        name = f"nvmlDeviceGet{kind}RunningProcesses"
+        # A driver from before 2022 has the second version only.
+        running: Sequence[Any] | None = self.read(name, card.handle)
+        return self.read(f"{name}_v2", card.handle) if running is None else running
+
+
+def _device(nvml: _Nvml, id: int, card: _Card) -> Device:
+    name = _text(nvml.read("nvmlDeviceGetName", card.handle))
+    return Device(
+        key=card.key,
+        id=id,
+        name=name or "NVIDIA GPU",
+        type=nvidia_type(name or ""),
+        # A device that shares the machine's memory has none of its own to report.
+        memory=_whole(getattr(nvml.memory(card), "total", None)) or None,
+        vendor=Nvidia.name,
+    )
+
+
+def _text(value: object) -> str | None:
+    """A text that NVML returned, as str or bytes; None if it says nothing."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return text if isinstance(text, str) and text not in ("", "N/A") else None
+
+
+def _whole(value: object, limit: int = 2**63) -> int | None:
+    """A number that NVML returned; None for "N/A" and for the all-ones that stand for unknown."""
+    return value if isinstance(value, int) and 0 <= value <= limit else None
+
+
+def _told(error: Exception) -> str:
+    advice = _ADVICE.get(type(error).__name__, "run nvidia-smi to see whether the driver works")
+    return f"{error} ({advice})"

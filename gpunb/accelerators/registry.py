@@ -1,0 +1,110 @@
+"""The accelerator plug-ins that are known, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from gpunb.accelerators.base import Accelerator
+from gpunb.accelerators.nvidia import Nvidia
+from gpunb.accelerators.simulated import Logical, Simulated
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "gpunb.accelerators"
+"""The entry point group in which packages name their plug-ins."""
+
+Plugin = TypeVar("Plugin", bound=type[Accelerator])
+
+# Known without an entry point, so that they work from a source tree too.
+_known: dict[str, type[Accelerator]] = {Nvidia.name: Nvidia}
+# Pinned like the others, but nothing to look for.
+_in_the_books: dict[str, type[Accelerator]] = {Logical.name: Logical, Simulated.name: Simulated}
+_revision = 0
+
+
+def register(accelerator: Plugin) -> Plugin:
+    """Make a plug-in known; also a class decorator. A class may be registered again.
+
+    Raises:
+        TypeError: not a subclass of `Accelerator`, or one that still lacks a method.
+        ValueError: no name, or the name of another plug-in.
+    """
+    global _revision
+    if not isinstance(accelerator, type) or not issubclass(accelerator, Accelerator):
+        raise TypeError(f"an accelerator plug-in is a subclass of Accelerator, not {accelerator!r}")
+    if missing := sorted(accelerator.__abstractmethods__):
+        raise TypeError(f"the plug-in {accelerator.__qualname__} does not define {missing}")
+    name = getattr(accelerator, "name", None)
+    if not name or not isinstance(name, str):
+        raise ValueError(f"the plug-in {accelerator.__qualname__} has no name")
+    other = (_known | _in_the_books).get(name, accelerator)
+    # A class of the same origin is the old one, defined again in a notebook or reloaded.
+    if _origin(other) != _origin(accelerator):
+        raise ValueError(
+            f"the plug-in name {name!r} is taken by {_origin(other)}: {_origin(accelerator)} "
+            "needs another"
+        )
+    if _known.get(name) is not accelerator:
+        _known[name] = accelerator
+        _revision += 1
+    return accelerator
+
+
+def registered() -> tuple[type[Accelerator], ...]:
+    """The plug-ins known by now, built-in ones first. Those of packages join at detection."""
+    return tuple(_known.values())
+
+
+def revision() -> int:
+    """A number that changes whenever a plug-in is added or replaced."""
+    return _revision
+
+
+def find(name: str) -> type[Accelerator]:
+    """The plug-in that pins and measures the devices of a vendor.
+
+    Raises:
+        LookupError: there is none, not even among the installed packages.
+    """
+    if name not in _known and name not in _in_the_books:
+        load_installed()
+    try:
+        return _known.get(name) or _in_the_books[name]
+    except KeyError:
+        known = ", ".join(sorted(_known | _in_the_books))
+        raise LookupError(f"no accelerator plug-in is named {name!r}; known: {known}") from None
+
+
+def load_installed() -> tuple[str, ...]:
+    """Register the plug-ins of installed packages; returns what went wrong, for the user."""
+    problems = []
+    try:
+        points = sorted(_entry_points(), key=lambda point: point.name)
+    except Exception as error:  # noqa: BLE001 - a broken package elsewhere must not stop gpunb
+        return (f"the installed accelerator plug-ins cannot be listed: {_described(error)}",)
+    for point in points:
+        try:
+            register(point.load())
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plug-in's import does
+            package = f" of {point.dist.name}" if point.dist else ""
+            problems.append(
+                f"the accelerator plug-in {point.name!r}{package} ({point.value}) does not load: "
+                f"{_described(error)}; update that package or remove it"
+            )
+    return tuple(problems)
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points  # takes tens of milliseconds
+
+    return entry_points(group=GROUP)
+
+
+def _origin(accelerator: type) -> str:
+    return f"{accelerator.__module__}.{accelerator.__qualname__}"
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

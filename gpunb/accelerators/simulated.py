@@ -1,0 +1,107 @@
+"""Devices without hardware: simulated ones with type and memory, and logical ones with neither.
+
+Both are pinned as NVIDIA devices are, so code sees the ids it was given, and frameworks look for
+devices that do not exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from gpunb.accelerators.base import Accelerator, Usage
+from gpunb.core.resources import Device, parse_size
+
+_ITEM = re.compile(
+    r"(?:(?P<plain>[0-9]+)|(?:(?P<count>[0-9]+)[xX])?(?P<type>[A-Za-z][\w.+-]*))"
+    r"\s*(?::\s*(?P<memory>.*))?"
+)
+_RULE = (
+    "write COUNTxTYPE:MEMORY, separated by commas, where the count and the memory may be left "
+    "out, or only a count: such as '2xA100:40GiB,1xV100:16GiB', 'A100' or '4'"
+)
+
+
+class Logical(Accelerator):
+    """Devices that exist in the books only: they are given out and pinned, never found."""
+
+    name: ClassVar[str] = "logical"
+    variable: ClassVar[str | None] = "CUDA_VISIBLE_DEVICES"
+    constants: ClassVar[Mapping[str, str]] = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def devices(self) -> Sequence[Device]:
+        return ()
+
+    def usage(self, devices: Sequence[Device]) -> dict[str, Usage]:
+        return {device.key: Usage(memory_total=device.memory) for device in devices}
+
+
+class Simulated(Logical):
+    """Devices made from a text such as ``"2xA100:40GiB"``, for laptops and tests.
+
+    Args:
+        text: see `parse_simulate`; None for no devices.
+
+    Raises:
+        ValueError: the text does not follow the rule of `parse_simulate`.
+    """
+
+    name: ClassVar[str] = "simulated"
+
+    def __init__(self, text: str | None = None) -> None:
+        self._devices = parse_simulate(text) if text is not None else ()
+
+    def devices(self) -> Sequence[Device]:
+        return self._devices
+
+
+def logical(id: int) -> Device:
+    """The logical device with this id. It has no type and no memory."""
+    return Device(key=f"logical:{id}", id=id, name="logical GPU", vendor=Logical.name, logical=True)
+
+
+def parse_simulate(text: str) -> tuple[Device, ...]:
+    """Simulated devices with the ids 0, 1, ... from a text such as ``"2xA100:40GiB,V100:16GiB"``.
+
+    A plain count (``"4"``) makes devices without a type, and one without a size (``"2xH100"``)
+    has no memory: a task that asks for a type, or for device memory, cannot run on them.
+
+    Raises:
+        ValueError: the text does not follow that rule, or names no device.
+        TypeError: not a text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"simulate must be a text, not {text!r}: {_RULE}")
+    kinds: list[tuple[str | None, int | None]] = []
+    for item in text.split(","):
+        count, type, memory = _parse_item(text, item.strip())
+        kinds += [(type, memory)] * count
+    return tuple(_simulated(id, type, memory) for id, (type, memory) in enumerate(kinds))
+
+
+def _simulated(id: int, type: str | None, memory: int | None) -> Device:
+    return Device(
+        key=f"sim:{id}",
+        id=id,
+        name=f"simulated {type or 'GPU'}",
+        type=type,
+        memory=memory,
+        vendor=Simulated.name,
+        logical=True,
+    )
+
+
+def _parse_item(text: str, item: str) -> tuple[int, str | None, int | None]:
+    match = _ITEM.fullmatch(item)
+    if not match:
+        raise ValueError(f"simulate={text!r}: {item!r} names no device: {_RULE}")
+    count = int(match["plain"] or match["count"] or 1)
+    if not count:
+        raise ValueError(f"simulate={text!r}: {item!r} makes 0 devices: {_RULE}")
+    if match["memory"] is None:
+        return count, match["type"], None
+    try:
+        return count, match["type"], parse_size(match["memory"], "memory")
+    except ValueError as error:
+        raise ValueError(f"simulate={text!r}: {item!r}: {error}; {_RULE}") from None

@@ -1,0 +1,415 @@
+"""The public functions: thin, over the backend of this process."""
+
+from __future__ import annotations
+
+import html
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from gpunb import accelerators, backend, serialize
+from gpunb.core.placement import describe, type_resource
+from gpunb.core.resources import UNIT, Device, Machine, parse_resources
+from gpunb.exceptions import GpunbError
+from gpunb.refs import ObjectRef, value_of
+from gpunb.remote_function import RemoteFunction, remote
+
+__all__ = [
+    "ObjectRef",
+    "RemoteFunction",
+    "Session",
+    "available_resources",
+    "cancel",
+    "cluster_resources",
+    "get",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "is_initialized",
+    "put",
+    "remote",
+    "shutdown",
+    "status",
+    "wait",
+]
+
+T = TypeVar("T")
+
+DEFAULT_PRELOAD = ("numpy", "IPython")
+"""Imported before workers are forked, where installed. They only import, and never compute."""
+
+
+class Session:
+    """What `init` returns: the devices and CPUs in use. Ends with `shutdown()` as a ``with``."""
+
+    def __init__(self, machine: Machine, notes: Sequence[str]) -> None:
+        self._machine = machine
+        self.notes = tuple(notes)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices, physical ones first."""
+        return self._machine.devices
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """As `cluster_resources()`."""
+        return self._machine.totals()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        shutdown()
+
+    def __repr__(self) -> str:
+        cpus = f"{self._machine.cpus / UNIT:g} CPUs"
+        notes = "".join(f"\n  {note}" for note in self.notes)
+        return f"<gpunb session: {describe(self.devices)}; {cpus}>{notes}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>GPU {html.escape(str(each.id))}</td><td>{html.escape(each.name)}</td>"
+            f"<td>{html.escape(each.type or '')}</td></tr>"
+            for each in self.devices
+        )
+        notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
+        head = (
+            f"<b>gpunb</b> {html.escape(describe(self.devices))}; {self._machine.cpus // UNIT} CPUs"
+        )
+        return f"<div>{head}<table>{rows}</table>{notes}</div>"
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    simulate: str | None = None,
+    preload: Sequence[str] | None = None,
+    ignore_reinit_error: bool = False,
+    start_method: str | None = None,
+) -> Session:
+    """Start a session: find the devices, start the scheduler and the first workers.
+
+    It is called with its defaults by the first `.remote()`, `put` or `%%gpu`.
+
+    Args:
+        address: None, or ``"local"``: the scheduler is in this process. Default from the
+            environment variable GPUNB_ADDRESS.
+        num_cpus: whole number; what this machine, or the cgroup, has by default. GPUNB_NUM_CPUS.
+        num_gpus: use the first so many devices; those beyond what exists are logical, in the
+            books only. All that exist by default. GPUNB_NUM_GPUS.
+        resources: custom resources by name.
+        simulate: simulated devices instead, such as ``"2xA100:40GiB,1xV100:16GiB"``.
+            GPUNB_SIMULATE.
+        preload: names of modules that are imported once, before workers are forked: ``["torch"]``
+            makes fresh workers that use torch start as fast as others. They must only import:
+            a module that computes or touches a GPU when it is imported is refused. Default:
+            numpy and IPython, where installed.
+        ignore_reinit_error: return the running session instead of raising.
+        start_method: ``"fork"`` (from a clean process, not from this one) or ``"spawn"``.
+            GPUNB_START_METHOD.
+
+    Raises:
+        RuntimeError: there is a session already.
+        ValueError: a bad value; `num_gpus` above what CUDA_VISIBLE_DEVICES names.
+    """
+    global _session
+    with backend.lock():
+        if _session is not None and backend.existing() is not None:
+            if ignore_reinit_error:
+                return _session
+            raise RuntimeError(
+                "gpunb is initialised already: call gpunb.shutdown() first, "
+                "or pass ignore_reinit_error=True"
+            )
+        _check_address(address)
+        method = start_method or os.environ.get("GPUNB_START_METHOD") or "fork"
+        if method not in ("fork", "spawn"):
+            raise ValueError(f"start_method={method!r} must be 'fork' or 'spawn'")
+        modules = DEFAULT_PRELOAD if preload is None else _modules(preload)
+        cpus = _count(num_cpus, "num_cpus", "GPUNB_NUM_CPUS")
+        gpus = _count(num_gpus, "num_gpus", "GPUNB_NUM_GPUS")
+        extra = parse_resources(resources)
+        devices, notes = _devices(gpus, simulate or os.environ.get("GPUNB_SIMULATE"), extra)
+        if cpus is None:
+            import loky
+
+            cpus = loky.cpu_count()
+        machine = Machine(devices, cpus * UNIT, tuple(sorted(extra.items())))
+        backend.install(backend.load("local", machine=machine, preload=modules, method=method))
+        _session = Session(machine, notes)
+        return _session
+
+
+_session: Session | None = None
+
+
+def _implicit() -> backend.Backend:
+    session = init()
+    for note in session.notes:
+        sys.stderr.write(f"gpunb: {note}\n")
+    current = backend.existing()
+    assert current is not None
+    return current
+
+
+backend.start_with(_implicit)
+
+
+def _check_address(address: str | None) -> None:
+    address = address or os.environ.get("GPUNB_ADDRESS") or "local"
+    if address != "local":
+        raise ValueError(
+            f"address={address!r} is not known: this version runs its scheduler in the kernel, "
+            "so leave address out or pass 'local'"
+        )
+
+
+def _modules(preload: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(preload, str) or not all(isinstance(each, str) for each in preload):
+        raise TypeError(f"preload must be a list of module names, not {preload!r}")
+    return tuple(preload)
+
+
+def _count(value: object, name: str, variable: str) -> int | None:
+    """A whole number from the argument, or else from the environment."""
+    if value is None:
+        text = os.environ.get(variable)
+        if not text:
+            return None
+        name, value = variable, text
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{variable}={text!r} must be a whole number >= 0") from None
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    number = float(value)
+    if not number >= 0 or number != int(number):
+        raise ValueError(f"{name}={value!r} must be a whole number >= 0")
+    return int(number)
+
+
+def _devices(
+    gpus: int | None, simulate: str | None, resources: dict[str, int]
+) -> tuple[tuple[Device, ...], Sequence[str]]:
+    if simulate is not None:
+        return accelerators.take(accelerators.parse_simulate(simulate), gpus, None)
+    found = accelerators.detect()
+    devices, notes = accelerators.take(found.devices, gpus, found.value, variable=found.variable)
+    if all(each.logical for each in devices):
+        notes = (*notes, *found.notes) if gpus is None else notes
+    else:
+        notes = (*found.notes, *notes)
+    return _declared_types(devices, resources), notes
+
+
+def _declared_types(devices: tuple[Device, ...], resources: dict[str, int]) -> tuple[Device, ...]:
+    """Logical devices have the accelerator type that the user declared as a resource."""
+    declared = [kind for name in list(resources) if (kind := type_resource(name))]
+    for kind in declared:
+        del resources[f"accelerator_type:{kind}"]
+    if not declared:
+        return devices
+    from dataclasses import replace
+
+    return tuple(replace(each, type=declared[0]) if each.logical else each for each in devices)
+
+
+def shutdown() -> None:
+    """End the session: all work, all workers. Idempotent; `init` works again afterwards."""
+    global _session
+    with backend.lock():
+        current = backend.existing()
+        if current is not None:
+            current.shutdown()
+            backend.install(None)
+        _session = None
+
+
+def is_initialized() -> bool:
+    """Whether there is a session in this process."""
+    return backend.existing() is not None
+
+
+@overload
+def get(refs: ObjectRef[T], *, timeout: float | None = None) -> T: ...
+
+
+@overload
+def get(refs: list[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
+
+
+def get(refs: Any, *, timeout: float | None = None) -> Any:
+    """The value of a ref, or the values of a list of refs in their order. Waits for them.
+
+    Arrays arrive without copies, as private views: they can be written, and nobody else sees it.
+
+    Args:
+        timeout: seconds; 0 looks and does not wait.
+
+    Raises:
+        TaskError: a task raised; also an instance of what it raised.
+        WorkerCrashedError, TaskCancelledError, ...: the task ended without a result.
+        GetTimeoutError: not all were there in time.
+        TypeError: not a ref or a list of refs.
+    """
+    single = isinstance(refs, ObjectRef)
+    if not single and not isinstance(refs, list):
+        raise TypeError(f"get takes an ObjectRef or a list of them, not {_named(refs)}")
+    many: list[ObjectRef[Any]] = [refs] if single else refs
+    objects = [_identity(ref, "get") for ref in many]
+    _check_timeout(timeout)
+    outcomes = backend.current().fetch(objects, timeout) if objects else []
+    values = [value_of(each) for each in outcomes]
+    return values[0] if single else values
+
+
+def put(value: T) -> ObjectRef[T]:
+    """Keep a value where tasks can have it without its being sent each time.
+
+    Raises:
+        TypeError: a value that cannot be pickled, or a ref.
+    """
+    if isinstance(value, ObjectRef):
+        raise TypeError("put takes a value, and this is a ref already: pass it on as it is")
+    current = backend.current()
+    return ObjectRef(current.put(serialize.dumps(value, what="value of put")), held=True)
+
+
+def wait(
+    refs: list[ObjectRef[Any]], *, num_returns: int = 1, timeout: float | None = None
+) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+    """Wait until `num_returns` of the refs are ready (or failed), at most `timeout` seconds.
+
+    Returns:
+        Two lists in the order of `refs`: at most `num_returns` that are ready, and the rest.
+
+    Raises:
+        TypeError: not a list of refs.
+        ValueError: a ref twice, or a `num_returns` that is not between 1 and their number.
+    """
+    if not isinstance(refs, list):
+        raise TypeError(f"wait takes a list of ObjectRef, not {_named(refs)}")
+    objects = [_identity(ref, "wait") for ref in refs]
+    if not refs:
+        return [], []
+    if len(set(objects)) != len(objects):
+        raise ValueError("wait was given the same ref twice")
+    if not 1 <= num_returns <= len(refs):
+        raise ValueError(f"num_returns={num_returns!r} must be between 1 and {len(refs)}")
+    _check_timeout(timeout)
+    there = backend.current().wait(objects, num_returns, timeout)
+    ready = [ref for ref in refs if ref.id in there][:num_returns]
+    chosen = set(ready)
+    return ready, [ref for ref in refs if ref not in chosen]
+
+
+def cancel(ref: ObjectRef[Any], *, force: bool = False, recursive: bool = True) -> None:
+    """Stop the task that makes the ref, if it is not over; `get` then raises TaskCancelledError.
+
+    A queued task is removed. A running one gets a KeyboardInterrupt; with `force` its process
+    is killed. With `recursive`, so are the tasks that it submitted.
+
+    Raises:
+        TypeError: not a ref.
+    """
+    backend.current().cancel(_identity(ref, "cancel"), force, recursive)
+
+
+def get_gpu_ids() -> list[int | str]:
+    """The ids of the devices that the caller may use, ascending; empty in the kernel.
+
+    Ids are ints; for devices named by UUID or as MIG slices they are texts.
+    """
+    current = backend.existing()
+    return list(current.context().gpu_ids) if current is not None else []
+
+
+class RuntimeContext:
+    """Where the caller runs."""
+
+    def __init__(self, context: backend.Context) -> None:
+        self._context = context
+
+    def get_task_id(self) -> int | None:
+        """The number of the running task; None in the kernel."""
+        return self._context.task
+
+    def get_task_name(self) -> str | None:
+        """Its name; None in the kernel."""
+        return self._context.name
+
+    @property
+    def attempt(self) -> int | None:
+        """The attempt, from 1; None in the kernel."""
+        return self._context.attempt
+
+    def get_accelerator_ids(self) -> dict[str, list[str]]:
+        """Device ids as texts, by resource name."""
+        return {"GPU": [str(each) for each in self._context.gpu_ids]}
+
+    def __repr__(self) -> str:
+        task = f"task #{self._context.task}" if self._context.task else "the kernel"
+        return f"<gpunb context of {task}, GPUs {list(self._context.gpu_ids)}>"
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Where the caller runs: task, attempt and devices."""
+    current = backend.existing()
+    return RuntimeContext(current.context() if current is not None else backend.Context())
+
+
+def cluster_resources() -> dict[str, float]:
+    """All that there is: CPUs, devices, accelerator types, custom resources."""
+    total: dict[str, float] = backend.current().ask("total")
+    return total
+
+
+def available_resources() -> dict[str, float]:
+    """What of it is free now."""
+    free: dict[str, float] = backend.current().ask("available")
+    return free
+
+
+def status() -> dict[str, Any]:
+    """Devices, running and waiting tasks with the reason why they wait; plain values, for JSON."""
+    facts: dict[str, Any] = backend.current().ask("status")
+    return facts
+
+
+def _identity(ref: object, function: str) -> backend.ObjectId:
+    if not isinstance(ref, ObjectRef):
+        raise TypeError(f"{function} takes ObjectRef, not {_named(ref)}")
+    return ref.id
+
+
+def _named(value: object) -> str:
+    return f"{value!r:.60} of type {type(value).__name__}"
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r} must be a number of seconds, 0 or more")
+
+
+def session() -> Session:
+    """The running session; started with its defaults if there is none.
+
+    Raises:
+        GpunbError: this is a worker, which has none of its own.
+    """
+    backend.current()
+    if _session is None:
+        raise GpunbError("a task has no session of its own; the kernel has it")
+    return _session

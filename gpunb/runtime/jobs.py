@@ -1,0 +1,80 @@
+"""The runtime's record of each task: what to send, where it runs, what it printed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunb.backend import Call, ObjectId, Outcome
+from gpunb.core.tasks import TaskId, WorkerId
+from gpunb.runtime.output import Pipe, Sink
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A task from its submission until it is settled. Times are of `time.monotonic`."""
+
+    id: TaskId
+    call: Call
+    results: list[ObjectId]
+    sink: Sink | None
+    parent: TaskId | None = None
+    worker: WorkerId | None = None
+    attempt: int = 0
+    pid: int | None = None
+    since: float = field(default_factory=time.monotonic)
+    gpus: tuple[int | str, ...] = ()
+    reported: tuple[int, list[Outcome]] | None = None
+    stdout: Pipe | None = None
+    stderr: Pipe | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.call.spec.name} (#{self.id})"
+
+    def feed(self, stream: str, data: bytes) -> str:
+        """Text of what the worker wrote, as far as it is whole."""
+        pipe: Pipe | None = getattr(self, stream)
+        if pipe is None:
+            pipe = Pipe()
+            setattr(self, stream, pipe)
+        return pipe.feed(data)
+
+    def last_words(self) -> str:
+        """The end of its standard error, for a message; empty if there was none."""
+        text = self.stderr.last_lines() if self.stderr else ""
+        return f"\nThe last lines of its standard error were:\n{text}" if text.strip() else ""
+
+    def facts(self) -> dict[str, Any]:
+        """The job as plain values; `seconds` in its present state."""
+        return {
+            "id": self.id,
+            "name": self.call.spec.name,
+            "state": "running" if self.worker is not None else "queued",
+            "seconds": round(time.monotonic() - self.since, 3),
+            "gpus": list(self.gpus),
+            "pid": self.pid,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A task that is over; `seconds` of its last attempt."""
+
+    id: TaskId
+    name: str
+    state: str
+    seconds: float
+    gpus: tuple[int | str, ...]
+    pid: int | None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": self.state,
+            "seconds": round(self.seconds, 3),
+            "gpus": list(self.gpus),
+            "pid": self.pid,
+        }

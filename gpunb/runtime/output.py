@@ -1,0 +1,93 @@
+"""Where the output of a task goes.
+
+A sink belongs to the job that writes into it. Without a notebook it is the process's own standard
+streams; a notebook installs a factory whose sinks know the cell that submitted the job.
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from gpunb.serialize import Payload
+
+TAIL = 4096
+"""Bytes of a job's standard error that are kept for the message should its worker crash."""
+
+
+class Sink(Protocol):
+    """Receives what one job shows. Called on the runtime's thread; must not block."""
+
+    def text(self, stream: str, text: str) -> None:
+        """Text written to ``"stdout"`` or ``"stderr"``."""
+
+    def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
+        """Something else, as in Jupyter's messages."""
+
+
+class Console:
+    """Writes to this process's standard streams, each line with the task it comes from."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pid: int | None = None
+        self._at_start = {"stdout": True, "stderr": True}
+
+    def on(self, pid: int | None) -> None:
+        self._pid = pid
+
+    def text(self, stream: str, text: str) -> None:
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        prefix = f"({self._name} pid={self._pid}) "
+        lines = text.splitlines(keepends=True)
+        start = self._at_start[stream]
+        pieces = []
+        for line in lines:
+            pieces.append(prefix + line if start else line)
+            start = line.endswith(("\n", "\r"))
+        self._at_start[stream] = start
+        try:
+            target.write("".join(pieces))
+            target.flush()
+        except (OSError, ValueError):
+            pass  # a closed terminal is no reason to stop
+
+    def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
+        text = content.get("data", {}).get("text/plain")
+        if text:
+            self.text("stdout", f"{text}\n")
+
+
+Factory = Callable[[str], Sink]
+_factory: Factory = Console
+
+
+def install(factory: Factory | None) -> None:
+    """Use this for jobs submitted from now on; None for the standard streams."""
+    global _factory
+    _factory = factory or Console
+
+
+def sink(name: str) -> Sink:
+    """A sink for a job of this name, submitted here and now."""
+    return _factory(name)
+
+
+class Pipe:
+    """Decodes what one process writes to one stream, and keeps the end of it."""
+
+    __slots__ = ("_decoder", "tail")
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self.tail = b""
+
+    def feed(self, data: bytes) -> str:
+        self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
+        return self._decoder.decode(data)
+
+    def last_lines(self, count: int = 10) -> str:
+        text = self.tail.decode("utf-8", "backslashreplace")
+        return "\n".join(text.splitlines()[-count:])

@@ -1,0 +1,177 @@
+"""What workers ask for: the API, called from inside a task."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpunb import serialize
+from gpunb.backend import Call, ObjectId, Outcome
+from gpunb.core import events as ev
+from gpunb.objects import Segment
+from gpunb.serialize import Payload
+from gpunb.workers import messages as msg
+from gpunb.workers.pool import Process
+
+if TYPE_CHECKING:
+    from gpunb.runtime.local import Local
+
+
+class Requests:
+    """Answers each request once, unless the worker is gone by then."""
+
+    def __init__(self, runtime: Local) -> None:
+        self._runtime = runtime
+
+    def handle(self, process: Process, request: msg.Request, segments: list[Segment]) -> None:
+        taken = iter(segments)
+        payloads = [
+            Payload.from_wire(wire, next(taken) if own else None) for wire, own in request.payloads
+        ]
+        try:
+            match request.verb:
+                case "submit":
+                    self._submit(process, request, payloads[0])
+                case "put":
+                    self._put(process, request, payloads[0])
+                case "fetch":
+                    self._fetch(process, request, *request.arguments)
+                case "wait":
+                    self._wait(process, request, *request.arguments)
+                case "cancel":
+                    obj, force, recursive = request.arguments
+                    self._runtime.feed(ev.CancelRequested(obj[0], force, recursive))
+                    self._reply(process, request, None)
+                case "ask":
+                    what, arguments = request.arguments
+                    self._reply(process, request, self._runtime.tell(what, *arguments))
+                case unknown:
+                    raise ValueError(f"a worker asked for {unknown!r}")
+        except Exception as error:
+            self._fail(process, request, error)
+
+    def _reply(
+        self,
+        process: Process,
+        request: msg.Request,
+        value: Any,
+        payloads: Sequence[Payload] = (),
+        *,
+        failed: bool = False,
+    ) -> None:
+        wires = tuple((each.wire(), each.segment is not None) for each in payloads)
+        segments = [each.segment for each in payloads if each.segment is not None]
+        reply = msg.Reply(request.request, value, wires, failed)
+        self._runtime.pool.send(process, reply, segments)
+
+    def _fail(self, process: Process, request: msg.Request, error: Exception) -> None:
+        self._reply(process, request, None, [serialize.dumps(error)], failed=True)
+
+    def _submit(self, process: Process, request: msg.Request, arguments: Payload) -> None:
+        spec, code, inputs, returns, retry, kind = pickle.loads(request.arguments[0])
+        call = Call(spec, code, arguments, inputs, returns, retry, kind)
+        parent = self._runtime.jobs.get(request.task)
+        sink = parent.sink if parent is not None else None
+        results = self._runtime.accept(call, sink, request.task or None)
+        assert process.worker is not None
+        self._runtime.store.granted(process.worker, results)
+        self._reply(process, request, results)
+
+    def _put(self, process: Process, request: msg.Request, payload: Payload) -> None:
+        obj = self._runtime.keep(payload)
+        assert process.worker is not None
+        self._runtime.store.granted(process.worker, [obj])
+        self._reply(process, request, obj)
+
+    # ------------------------------------------------------------------------------------- waiting
+
+    def _fetch(
+        self,
+        process: Process,
+        request: msg.Request,
+        objects: Sequence[ObjectId],
+        timeout: float | None,
+    ) -> None:
+        store = self._runtime.store
+
+        def finish() -> None:
+            outcomes = [store.entry(obj).outcome for obj in objects]
+            failed = [each for each in outcomes if each is not None and each.failed]
+            chosen: list[Outcome | None] = [*failed[:1]] if failed else outcomes
+            payloads = [each.payload for each in chosen if each is not None]
+            self._reply(process, request, bool(failed), payloads)
+
+        def late() -> None:
+            missing = sum(store.get(obj) is None for obj in objects)
+            error = self._runtime.late(missing, len(objects), timeout or 0.0)
+            self._fail(process, request, error)
+
+        self._when(process, request, objects, len(objects), timeout, finish, late, fail_fast=True)
+
+    def _wait(
+        self,
+        process: Process,
+        request: msg.Request,
+        objects: Sequence[ObjectId],
+        count: int,
+        timeout: float | None,
+    ) -> None:
+        def finish() -> None:
+            store = self._runtime.store
+            there = [obj for obj in objects if store.get(obj) is not None]
+            self._reply(process, request, there)
+
+        self._when(process, request, objects, count, timeout, finish, finish)
+
+    def _when(  # noqa: PLR0917 - one caller a kind of waiting, both just above
+        self,
+        process: Process,
+        request: msg.Request,
+        objects: Sequence[ObjectId],
+        count: int,
+        timeout: float | None,
+        finish: Any,
+        late: Any,
+        *,
+        fail_fast: bool = False,
+    ) -> None:
+        """Finish when enough is there, or be late; meanwhile the task's CPUs are lent."""
+        runtime = self._runtime
+        entries = {obj: runtime.store.entry(obj) for obj in objects}
+        there = [each for each in entries.values() if each.outcome is not None]
+        failed = fail_fast and any(each.outcome and each.outcome.failed for each in there)
+        if len(there) >= count or failed:
+            finish()
+            return
+        if timeout == 0:
+            late()
+            return
+        left = itertools.count(count - len(there) - 1, -1)
+        over = False
+
+        def end(answer: Any) -> None:
+            nonlocal over
+            if over:
+                return
+            over = True
+            if not process.gone:
+                runtime.feed(ev.Unblocked(request.task, request.attempt))
+                try:
+                    answer()
+                except Exception as error:
+                    self._fail(process, request, error)
+
+        def one(obj: ObjectId) -> None:
+            outcome = runtime.store.get(obj)
+            if next(left) <= 0 or (fail_fast and outcome is not None and outcome.failed):
+                end(finish)
+
+        runtime.feed(ev.Blocked(request.task, request.attempt))
+        for obj, entry in entries.items():
+            if entry.outcome is None:
+                runtime.store.notify(obj, lambda obj=obj: one(obj))  # type: ignore[misc]
+        if timeout is not None:
+            runtime.loop.at(time.monotonic() + timeout, lambda: end(late))

@@ -1,0 +1,221 @@
+"""The objects: what is there, who waits for it, and how many references to it exist.
+
+References are counted on the loop's thread only; other threads post their changes in order.
+Entries are made by whoever hands in the task, and read by anybody.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from gpunb.backend import ObjectId, Outcome
+from gpunb.core.tasks import WorkerId
+from gpunb.exceptions import GetTimeoutError, ObjectLostError
+
+
+class Entry:
+    """One object; `waiters` is None once it is there."""
+
+    __slots__ = ("count", "outcome", "waiters")
+
+    def __init__(self, outcome: Outcome | None = None) -> None:
+        self.count = 1
+        self.outcome = outcome
+        self.waiters: list[Callable[[], None]] | None = [] if outcome is None else None
+
+
+class Store:
+    """All objects that anybody has a reference to."""
+
+    def __init__(self) -> None:
+        self._entries: dict[ObjectId, Entry] = {}
+        self._workers: dict[WorkerId, dict[ObjectId, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def facts(self) -> dict[str, int]:
+        """Counts for `status()`: objects, references, bytes of memory segments."""
+        entries = list(self._entries.values())
+        there = [each.outcome.payload for each in entries if each.outcome is not None]
+        return {
+            "objects": len(entries),
+            "references": sum(each.count for each in entries),
+            "bytes": sum(each.nbytes for each in there),
+        }
+
+    # --------------------------------------------------------------------------- from any thread
+
+    def create(self, obj: ObjectId, outcome: Outcome | None = None) -> None:
+        """Book an object with one reference, which is the caller's."""
+        self._entries[obj] = Entry(outcome)
+
+    def entry(self, obj: ObjectId) -> Entry:
+        """The entry of an object.
+
+        Raises:
+            ObjectLostError: nobody held a reference to it any more, or it is of another session.
+        """
+        entry = self._entries.get(obj)
+        if entry is None:
+            raise ObjectLostError(
+                f"the object {obj} is not there: it belongs to a session that was shut down, "
+                "or its last reference was dropped"
+            )
+        return entry
+
+    def get(self, obj: ObjectId) -> Outcome | None:
+        entry = self._entries.get(obj)
+        return entry.outcome if entry is not None else None
+
+    def notify(self, obj: ObjectId, callback: Callable[[], None]) -> None:
+        """Call back when the object is there: at once, or later on the loop's thread."""
+        entry = self.entry(obj)
+        waiters = entry.waiters
+        if waiters is not None:
+            waiters.append(callback)
+            if entry.waiters is not None:
+                return
+            # It came in between. Whoever takes the callback out of the list calls it.
+            try:
+                waiters.remove(callback)
+            except ValueError:
+                return
+        callback()
+
+    def wait(self, objects: Sequence[ObjectId], count: int, timeout: float | None) -> set[ObjectId]:
+        """Block until `count` of the objects are there, or one failed, or time is up."""
+        entries = {obj: self.entry(obj) for obj in objects}
+        there = _there(entries)
+        if len(there) >= count or timeout == 0:
+            return there
+        gate = _shut()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        counter = _Counter(count - len(there), gate)
+        for obj, entry in entries.items():
+            if obj not in there:
+                self.notify(obj, lambda entry=entry: counter.tell(entry))  # type: ignore[misc]
+        gate.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic()))
+        return _there(entries)
+
+    def fetch(self, objects: Sequence[ObjectId], timeout: float | None) -> list[Outcome]:
+        """The outcomes when all are there, or up to and including the first that failed."""
+        outcomes: list[Outcome] = []
+        entries = [self.entry(obj) for obj in objects]
+        if any(entry.outcome is None for entry in entries):
+            self._wait_all(objects, entries, timeout)
+        failed = [each.outcome for each in entries if each.outcome and each.outcome.failed]
+        if failed:
+            return failed[:1]
+        for entry in entries:
+            assert entry.outcome is not None
+            outcomes.append(entry.outcome)
+        return outcomes
+
+    def _wait_all(
+        self, objects: Sequence[ObjectId], entries: list[Entry], timeout: float | None
+    ) -> None:
+        missing = {obj for obj, entry in zip(objects, entries, strict=True) if not entry.outcome}
+        gate = _shut()
+        counter = _Counter(len(missing), gate, fail_fast=True)
+        for obj in missing:
+            entry = self.entry(obj)
+            self.notify(obj, lambda entry=entry: counter.tell(entry))  # type: ignore[misc]
+        if not gate.acquire(timeout=-1 if timeout is None else timeout):
+            late = sorted(obj for obj in missing if self.get(obj) is None)
+            if late:
+                shown = ", ".join(f"#{task}" if task else "a put" for task, _ in late[:4])
+                raise GetTimeoutError(
+                    f"{len(late)} of {len(objects)} results were not there after {timeout:g} s "
+                    f"({shown}{', ...' if len(late) > 4 else ''}); the tasks go on"
+                )
+
+    # ------------------------------------------------------------------------- on the loop's thread
+
+    def settle(self, obj: ObjectId, outcome: Outcome) -> None:
+        """The object is there. What it holds references to is held until it is let go."""
+        entry = self._entries.get(obj)
+        if entry is None or entry.outcome is not None:
+            return
+        for inner in outcome.payload.references:
+            self.hold(inner)
+        entry.outcome = outcome
+        waiters, entry.waiters = entry.waiters, None
+        while waiters:
+            waiters.pop()()
+        if not entry.count:
+            self._let_go(obj, entry)
+
+    def hold(self, obj: ObjectId, count: int = 1) -> None:
+        entry = self._entries.get(obj)
+        if entry is not None:
+            entry.count += count
+
+    def drop(self, obj: ObjectId, count: int = 1) -> None:
+        entry = self._entries.get(obj)
+        if entry is None:
+            return
+        entry.count -= count
+        if entry.count <= 0 and entry.outcome is not None:
+            self._let_go(obj, entry)
+
+    def hold_for(self, worker: WorkerId, obj: ObjectId, count: int) -> None:
+        """A worker gained or lost references."""
+        held = self._workers.setdefault(worker, {})
+        held[obj] = held.get(obj, 0) + count
+        if not held[obj]:
+            del held[obj]
+        if count > 0:
+            self.hold(obj, count)
+        else:
+            self.drop(obj, -count)
+
+    def granted(self, worker: WorkerId, objects: Iterable[ObjectId]) -> None:
+        """The one reference that new objects begin with is a worker's."""
+        held = self._workers.setdefault(worker, {})
+        for obj in objects:
+            held[obj] = held.get(obj, 0) + 1
+
+    def forget(self, worker: WorkerId) -> None:
+        """A worker is gone, and its references with it."""
+        for obj, count in self._workers.pop(worker, {}).items():
+            self.drop(obj, count)
+
+    def _let_go(self, obj: ObjectId, entry: Entry) -> None:
+        if self._entries.pop(obj, None) is not None and entry.outcome is not None:
+            for inner in entry.outcome.payload.references:
+                self.drop(inner)
+
+
+class _Counter:
+    """Opens a gate when enough is there. Told from any thread, so it counts without a lock."""
+
+    __slots__ = ("_fail_fast", "_gate", "_left", "_seen")
+
+    def __init__(self, left: int, gate: threading.Lock, *, fail_fast: bool = False) -> None:
+        self._left = left
+        self._seen = itertools.count(1)
+        self._gate = gate
+        self._fail_fast = fail_fast
+
+    def tell(self, entry: Entry) -> None:
+        enough = next(self._seen) >= self._left
+        failed = self._fail_fast and entry.outcome is not None and entry.outcome.failed
+        if enough or failed:
+            try:
+                self._gate.release()
+            except RuntimeError:
+                pass  # it is open already
+
+
+def _shut() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+def _there(entries: dict[ObjectId, Entry]) -> set[ObjectId]:
+    return {obj for obj, entry in entries.items() if entry.outcome is not None}

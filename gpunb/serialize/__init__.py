@@ -1,0 +1,26 @@
+"""Functions, arguments, results and exceptions to and from bytes."""
+
+from gpunb.serialize.failures import dump_failure, load_failure
+from gpunb.serialize.functions import (
+    captured,
+    dumps_function,
+    loads_function,
+    still_current,
+)
+from gpunb.serialize.modules import lazy_module
+from gpunb.serialize.values import INLINE_LIMIT, Payload, dumps, loads, note_reference
+
+__all__ = [
+    "INLINE_LIMIT",
+    "Payload",
+    "captured",
+    "dump_failure",
+    "dumps",
+    "dumps_function",
+    "lazy_module",
+    "load_failure",
+    "loads",
+    "loads_function",
+    "note_reference",
+    "still_current",
+]

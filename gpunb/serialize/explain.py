@@ -1,0 +1,261 @@
+"""Says what cannot be pickled, and where in a value it sits."""
+
+# ruff: noqa: BLE001 - it calls methods of objects that are known to misbehave
+
+from __future__ import annotations
+
+import functools
+import itertools
+import reprlib
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from gpunb.serialize import values
+from gpunb.serialize.functions import by_value, closure_of, global_names
+
+__all__ = ["explain"]
+
+_MOST_DEPTH = 40
+_MOST_PROBES = 20_000
+_MOST_SECONDS = 2.0
+
+_BOUND_TO_PROCESS = (
+    "locks, open files, sockets, generators and database connections belong to one process. "
+    "Make it inside the function instead."
+)
+_PROCESS_MODULES = frozenset(
+    {"_thread", "threading", "_io", "io", "socket", "_socket", "ssl", "_ssl", "select", "mmap"}
+    | {"subprocess", "sqlite3", "asyncio", "_asyncio", "concurrent", "multiprocessing", "weakref"}
+    | {"contextvars", "_contextvars"}
+)
+_PROCESS_TYPES = (
+    types.GeneratorType,
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+    types.FrameType,
+    types.TracebackType,
+)
+
+
+class _Culprit(NamedTuple):
+    path: tuple[str, ...]
+    part: object
+    error: BaseException
+
+
+def explain(
+    value: Any,
+    what: str,
+    *,
+    names: Sequence[str] = (),
+    error: BaseException | None = None,
+) -> str:
+    """Return a sentence on what in `value` cannot be pickled, where it is, and why.
+
+    Args:
+        value: what was to be pickled.
+        what: the value in words; "arguments of train" for a pair (args, kwargs).
+        names: names of the positional arguments.
+        error: what pickling it raised; found out if not given.
+    """
+    result = what.removeprefix("the ").startswith("result")
+    verb = "cannot be sent back" if result else "cannot be sent to a worker"
+    try:
+        for subject, part in _subjects(value, what, names):
+            failure = error if part is value and error is not None else _failure(part)
+            if failure is not None:
+                return f"{subject} {verb}: {_reason(_Search().find(part, failure))}"
+    except Exception as trouble:  # an object that answers no question, no stack left, ...
+        error = error or trouble
+    reason = f"pickling it raised {_error_text(error)}" if error else "nothing in it fails now"
+    return f"{what} {verb}: {reason}"
+
+
+def _subjects(value: Any, what: str, names: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Yield (words, part): each argument, or else the value as one."""
+    task = what.removeprefix("arguments of ")
+    if task != what and type(value) is tuple and len(value) == 2:
+        args, kwargs = value
+        for number, (argument, name) in enumerate(itertools.zip_longest(args, names[: len(args)])):
+            yield f"argument {number + 1 if name is None else repr(name)} of {task}", argument
+        for name, argument in kwargs.items():
+            yield f"argument {name!r} of {task}", argument
+    yield what, value
+
+
+class _Search:
+    """Walks down to the smallest part that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.probes = _MOST_PROBES
+        self.deadline = time.monotonic() + _MOST_SECONDS
+        self.above: dict[int, object] = {}
+
+    def find(self, part: object, error: BaseException) -> _Culprit:
+        """Return the culprit in `part`, which failed with `error`: itself, if no part of it is."""
+        return self._within(part, error, ()) or _Culprit((), part, error)
+
+    def _within(self, part: object, error: BaseException, path: tuple[str, ...]) -> _Culprit | None:
+        """Return the culprit; None if `part` fails only because it points back up."""
+        self.above[id(part)] = part
+        points_back = False
+        for step, inner in _parts_of(part):
+            if self._exhausted(path):
+                break
+            if id(inner) in self.above:
+                points_back = True
+                continue
+            failure = _failure(inner)
+            if failure is None:
+                continue
+            if _too_deep(failure) and type(inner) is type(part):
+                return _Culprit((*path, step), inner, failure)
+            found = self._within(inner, failure, (*path, step))
+            if found is not None:
+                return found
+            points_back = True
+        return None if points_back and path else _Culprit(path, part, error)
+
+    def _exhausted(self, path: tuple[str, ...]) -> bool:
+        self.probes -= 1
+        late = time.monotonic() > self.deadline
+        return late or self.probes < 0 or len(path) >= _MOST_DEPTH
+
+
+def _failure(part: object) -> Exception | None:
+    """Return what pickling `part` alone raises; None if it works."""
+    try:
+        values.pickle_in_pieces(part, [])
+    except Exception as error:
+        return error
+    return None
+
+
+def _too_deep(error: BaseException) -> bool:
+    return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
+
+
+def _parts_of(thing: Any) -> Iterator[tuple[str, object]]:
+    """Yield (step, part) for all that is pickled along with `thing`."""
+    kind = type(thing)
+    if kind is list or kind is tuple:
+        yield from ((f"[{i}]", part) for i, part in enumerate(thing))
+    elif kind is dict:
+        yield from _items(thing.items())
+    elif kind is set or kind is frozenset:
+        yield from ((" (an element)", part) for part in thing)
+    elif kind is types.FunctionType:
+        yield from _parts_of_function(thing)
+    elif isinstance(thing, type):
+        if by_value(thing):
+            yield from ((f".{name}", part) for name, part in list(vars(thing).items()))
+            yield from ((f" (base {base.__name__})", base) for base in thing.__bases__)
+    elif kind is types.MethodType:
+        yield from ((".__self__", thing.__self__), (".__func__", thing.__func__))
+    elif kind is functools.partial:
+        yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))
+    elif kind is staticmethod or kind is classmethod:
+        yield "", thing.__func__
+    elif kind is property:
+        yield from ((".fget", thing.fget), (".fset", thing.fset), (".fdel", thing.fdel))
+    elif kind is not types.ModuleType and not issubclass(kind, _PROCESS_TYPES):
+        yield from _parts_of_object(thing)
+
+
+def _items(pairs: Any) -> Iterator[tuple[str, object]]:
+    for key, part in list(pairs):
+        yield f" (the key {_short(key)})", key
+        yield f"[{_short(key)}]", part
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    if not by_value(function):
+        return
+    name = f"{function.__name__}()"
+    for variable, part in closure_of(function):
+        yield f"variable {variable!r} captured by {name}", part
+    for variable in global_names(function.__code__):
+        if variable in function.__globals__:
+            yield f"global {variable!r} of {name}", function.__globals__[variable]
+    for part in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield f"a default argument of {name}", part
+    for attribute, part in vars(function).items():
+        yield f"attribute {attribute!r} of {name}", part
+
+
+def _parts_of_object(thing: Any) -> Iterator[tuple[str, object]]:
+    """Yield what the object's own reducer hands to pickle: that alone counts."""
+    reducer = values.StreamPickler.dispatch_table.get(type(thing))
+    try:
+        reduced = reducer(thing) if reducer is not None else thing.__reduce_ex__(values.PROTOCOL)
+    except Exception:
+        return
+    if not isinstance(reduced, tuple):
+        return
+    _, arguments, state, items, pairs = (*reduced[:5], None, None, None)[:5]
+    if isinstance(state, tuple) and len(state) == 2:
+        yield from _attributes(state[0])
+        yield from _attributes(state[1])
+    else:
+        yield from _attributes(state)
+    yield from ((f"[{i}]", part) for i, part in enumerate(items or ()))
+    yield from _items(pairs or ())
+    for part in arguments or ():
+        yield " (its class)" if isinstance(part, type) else " (a part of it)", part
+
+
+def _attributes(state: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(state, dict):
+        yield from ((f".{name}", part) for name, part in list(state.items()))
+    elif state is not None:
+        yield " (its state)", state
+
+
+def _reason(culprit: _Culprit) -> str:
+    where = ""
+    for step in culprit.path:
+        joined = not where or step[:1] in {".", "[", " ", ""}
+        where += step if joined else f", {step}"
+    if not where or where.startswith(" "):
+        where = f"it{where}"
+    if _too_deep(culprit.error):
+        limit = sys.getrecursionlimit()
+        return f"{where} is nested too deeply (Python's limit is {limit:,} levels)"
+    kind = type(culprit.part)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
+    article = "an" if name.lstrip("_")[:1].lower() in set("aeiou") else "a"
+    if _belongs_to_process(culprit):
+        return f"{where} is {article} {name}; {_BOUND_TO_PROCESS}"
+    return f"{where} is {article} {name}, and pickling it raised {_error_text(culprit.error)}"
+
+
+def _belongs_to_process(culprit: _Culprit) -> bool:
+    kind = type(culprit.part)
+    if isinstance(culprit.part, _PROCESS_TYPES):
+        return True
+    if str(kind.__module__).partition(".")[0] in _PROCESS_MODULES:
+        return True
+    # What a type without any way to pickle says: handles of libraries written in C.
+    return isinstance(culprit.error, TypeError) and "cannot pickle" in str(culprit.error)
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _short(key: object) -> str:
+    try:
+        return reprlib.repr(key)
+    except Exception:
+        return f"a {type(key).__name__}"

@@ -1,0 +1,275 @@
+"""Exceptions of tasks, on their way home.
+
+The text of the traceback is made where the frames are; they do not travel. The exception itself
+does, with its chain of causes, each apart, so that one that cannot travel takes no other with it.
+
+A failure never fails: whatever the exception's own methods do, something readable arrives.
+"""
+
+# ruff: noqa: BLE001 - they may raise even SystemExit
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from gpunb.exceptions import GpunbError, TaskError, because, native_new
+from gpunb.serialize.values import PROTOCOL, Payload, dumps, loads, pickle_in_pieces
+
+__all__ = ["dump_failure", "load_failure"]
+
+_T = TypeVar("_T")
+
+_MOST_ERRORS = 32
+_MOST_LINES = 400
+_MOST_CHARACTERS = 40_000
+"""Of the text; fewer than a payload's inline limit, so that it arrives when memory is short."""
+
+
+class _Link(NamedTuple):
+    """One exception of the chain, in plain values.
+
+    Attributes:
+        data: its pickle; None if it cannot be pickled.
+        description: it in words.
+        cause, context: where in the list of links its `__cause__` and `__context__` are; or -1.
+        suppress: its `__suppress_context__`.
+    """
+
+    data: bytes | None
+    description: str
+    cause: int
+    context: int
+    suppress: bool
+
+
+def dump_failure(error: BaseException, *, task: str, skip: int = 0) -> Payload:
+    """Turn what a task raised into a payload for `load_failure`. Raises nothing.
+
+    Args:
+        error: the exception, with its traceback.
+        task: the task in words, such as ``train (#7)``.
+        skip: how many frames, from the outermost on, are not the user's.
+    """
+    text = _clipped(_attempt(lambda: _traceback_text(error, skip), f"{_type_name(error)}\n"))
+    references: list[Any] = []
+    root = error.cause if isinstance(error, TaskError) else error
+    none: list[_Link] = []
+    links = _attempt(lambda: _links(root, references), none)
+    head = (task, os.getpid(), text)
+    try:
+        payload = dumps((*head, tuple(map(tuple, links))), what=f"error of {task}")
+        payload.references = tuple(references)
+    except BaseException:  # no memory for it
+        payload = Payload(pickle.dumps((*head, ()), PROTOCOL))
+    return payload
+
+
+def load_failure(payload: Payload, *, namespace: dict[str, Any] | None = None) -> TaskError:
+    """Make the error to raise at home; `namespace` as in `loads`."""
+    task, process, text, rows = loads(payload)
+    links = [_Link(*row) for row in rows]
+    errors = [_loaded(link, namespace) for link in links]
+    for error, link in zip(errors, links, strict=True):
+        if not isinstance(error, TaskError):  # that one's cause came with it
+            _chain(error, link, errors)
+    return TaskError.of(errors[0] if errors else None, task=task, traceback=text, process=process)
+
+
+def _loaded(link: _Link, namespace: dict[str, Any] | None) -> BaseException:
+    if link.data is None:
+        return GpunbError(link.description)
+    try:
+        error = loads(Payload(link.data), namespace=namespace)
+        if isinstance(error, BaseException):
+            return error
+        reason = f"it became a {type(error).__name__}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as trouble:  # a module that is missing here, say
+        reason = _described(trouble)
+    return GpunbError(f"{link.description} (it could not be rebuilt: {reason})")
+
+
+def _chain(error: BaseException, link: _Link, errors: list[BaseException]) -> None:
+    put = object.__setattr__  # past the __setattr__ of frozen dataclasses
+    if link.context >= 0:
+        put(error, "__context__", errors[link.context])
+    if link.cause >= 0:
+        put(error, "__cause__", errors[link.cause])
+    put(error, "__suppress_context__", link.suppress)
+
+
+def _traceback_text(error: BaseException, skip: int) -> str:
+    frames = error.__traceback__
+    for _ in range(skip):
+        frames = frames.tb_next if frames is not None else None
+    if isinstance(error, TaskError):
+        head = ["Traceback (most recent call last):\n"] if frames is not None else []
+        return because("".join([*head, *traceback.format_tb(frames)]), error)
+    try:
+        return "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException:
+        return "".join([*traceback.format_tb(frames), _described(error)])
+
+
+def _clipped(text: str) -> str:
+    """Leave out the middle of an endless text: of a recursion, or of a message full of data."""
+    lines = text.splitlines(keepends=True)
+    if len(lines) > _MOST_LINES:
+        half = _MOST_LINES // 2
+        gap = f"\n  ... {len(lines) - 2 * half:,} lines left out ...\n\n"
+        text = "".join([*lines[:half], gap, *lines[-half:]])
+    if len(text) > _MOST_CHARACTERS:
+        half = _MOST_CHARACTERS // 2
+        gap = f"\n  ... {len(text) - 2 * half:,} characters left out ...\n"
+        text = text[:half] + gap + text[-half:]
+    return text
+
+
+def _links(root: BaseException | None, references: list[Any]) -> list[_Link]:
+    errors = _chained(root)
+    place = {id(error): number for number, error in enumerate(errors)}
+    links = []
+    for error in errors:
+        data, description = _packed(error, references)
+        cause = place.get(id(error.__cause__), -1)
+        context = place.get(id(error.__context__), -1)
+        links.append(_Link(data, description, cause, context, error.__suppress_context__))
+    return links
+
+
+def _chained(root: BaseException | None) -> list[BaseException]:
+    """Return the error and all that are linked to it, `root` first, each once."""
+    found: list[BaseException] = []
+    seen = set()
+    todo = [root]
+    while todo and len(found) < _MOST_ERRORS:
+        error = todo.pop(0)
+        if error is None or id(error) in seen:
+            continue
+        seen.add(id(error))
+        found.append(error)
+        if not isinstance(error, TaskError):
+            todo += [error.__cause__, error.__context__]
+    return found
+
+
+def _packed(error: BaseException, references: list[Any]) -> tuple[bytes | None, str]:
+    """Return the exception's pickle, or None, and its description."""
+    description = _described(error)
+    try:
+        data, noted = _tried(error)
+    except BaseException as trouble:
+        arguments = _attempt(lambda: repr(error.args), "(cannot be shown)")
+        reason = f"args: {_clipped(arguments)}; it could not be pickled: {_described(trouble)}"
+        return None, f"{description} ({reason})"
+    references.extend(noted)
+    return data, description
+
+
+def _tried(error: BaseException) -> tuple[bytes, tuple[Any, ...]]:
+    """Return the exception's pickle, which was loaded again to see that it works.
+
+    Many exceptions do not survive their own `__init__`: pickle calls it with `args`, which are not
+    what it was called with. Then, or if some part of it cannot be pickled, a copy travels that is
+    made without `__init__`.
+    """
+    plain: tuple[bytes, tuple[Any, ...]] | None = None
+    try:
+        plain, back = _round_trip(error)
+        if repr(back.args) == repr(error.args):
+            return plain
+    except BaseException as trouble:
+        reason = trouble
+    try:
+        return _round_trip(_Copy(error))[0]
+    except BaseException as trouble:
+        if plain is not None:
+            return plain
+        raise reason from trouble
+
+
+def _round_trip(error: Any) -> tuple[tuple[bytes, tuple[Any, ...]], BaseException]:
+    pieces, noted = pickle_in_pieces(error, None)
+    data = b"".join(pieces)
+    back = loads(Payload(data))
+    if not isinstance(back, BaseException):
+        raise TypeError(f"unpickling it gives a {type(back).__name__}")
+    return (data, noted), back
+
+
+class _Copy:
+    """Is pickled as a copy of an exception, which has what can be pickled of the original."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error = self.error
+        if hasattr(error, "exceptions") and hasattr(error, "derive"):  # a group of them
+            members = [_Copy(e) if _fails(e) else e for e in error.exceptions]
+            arguments: tuple[Any, ...] = (error.message, members)  # type: ignore[attr-defined]
+        else:
+            arguments = tuple(_clipped(_repr(a)) if _fails(a) else a for a in error.args)
+        state = {name: part for name, part in _fields(error) if not _fails(part)}
+        return _restored, (type(error), arguments, state)
+
+
+def _restored(
+    kind: type[BaseException], arguments: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    error: BaseException = native_new(kind)(kind, *arguments)
+    error.args = arguments
+    for name, part in state.items():
+        _attempt(lambda n=name, p=part: object.__setattr__(error, n, p), None)  # type: ignore[misc]
+    return error
+
+
+def _fields(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) for the attributes: slots, fields such as `errno`, and the `__dict__`."""
+    for base in type(error).__mro__:
+        for name, field in vars(base).items():
+            # `obj` of an AttributeError is whatever the attribute was looked for on.
+            if isinstance(field, types.MemberDescriptorType) and name not in {"obj", "exceptions"}:
+                if name.startswith("__") or not hasattr(error, name):
+                    continue
+                yield name, getattr(error, name)
+    yield from vars(error).items()
+
+
+def _fails(part: Any) -> bool:
+    """Return whether `part` cannot make the round trip."""
+    try:
+        loads(Payload(b"".join(pickle_in_pieces(part, None)[0])))
+    except BaseException:
+        return True
+    return False
+
+
+def _described(error: BaseException) -> str:
+    name = _type_name(error)
+    text = _clipped(_attempt(lambda: str(error), "(its text cannot be shown)"))
+    return f"{name}: {text}" if text else name
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    known = kind.__module__ == "builtins"
+    return kind.__qualname__ if known else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _repr(part: object) -> str:
+    return _attempt(lambda: repr(part), f"<{type(part).__name__}>")
+
+
+def _attempt(make: Callable[[], _T], otherwise: _T) -> _T:
+    """Return ``make()``, or `otherwise` if it raises anything at all."""
+    try:
+        return make()
+    except BaseException:
+        return otherwise

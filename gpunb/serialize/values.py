@@ -1,0 +1,268 @@
+"""Values to and from bytes: `dumps` makes a `Payload`, `loads` makes the value again.
+
+Small values travel inline, within a message. From `INLINE_LIMIT` bytes on everything goes into one
+memory segment, the buffers of arrays straight from where they lie. Arrays arrive writable: each
+`loads` gets memory of its own, and what it writes there nobody else sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import threading
+from collections.abc import Hashable, Iterable, Sequence
+from types import NoneType
+from typing import Any
+
+from cloudpickle import cloudpickle
+
+from gpunb.exceptions import GpunbError
+from gpunb.objects import Segment
+from gpunb.serialize.rebuild import Rebuilder
+
+__all__ = ["INLINE_LIMIT", "Payload", "dumps", "loads", "note_reference"]
+
+INLINE_LIMIT = 48 * 1024
+"""Bytes of stream and buffers together that still travel within a message."""
+
+PROTOCOL = 5
+
+# For exactly these types plain pickle does what cloudpickle does.
+_SCALARS = frozenset({int, float, str, bool, bytes, NoneType})
+_FEW = 64
+_SHORT = 4096
+
+# Stands in each stream that holds a function, class or module by value.
+_BY_VALUE = b"cloudpickle"
+
+
+class Payload:
+    """A value as bytes.
+
+    Attributes:
+        stream: the pickle; empty if it is in the segment.
+        buffers: its out-of-band buffers; empty if they are in the segment.
+        segment: the memory that holds both, or None.
+        spans: (offset, length) in the segment, in bytes: the stream's, then each buffer's.
+        references: what was passed to `note_reference` while this value was pickled.
+    """
+
+    __slots__ = ("buffers", "references", "segment", "spans", "stream")
+
+    def __init__(
+        self,
+        stream: bytes = b"",
+        buffers: tuple[bytes, ...] = (),
+        segment: Segment | None = None,
+        spans: tuple[tuple[int, int], ...] = (),
+        references: tuple[Any, ...] = (),
+    ) -> None:
+        self.stream = stream
+        self.buffers = buffers
+        self.segment = segment
+        self.spans = spans
+        self.references = references
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stream and the buffers."""
+        spans = sum(length for _, length in self.spans)
+        return len(self.stream) + sum(map(len, self.buffers)) + spans
+
+    def wire(self) -> tuple[Any, ...]:
+        """Return a small tuple of plain values; the segment's descriptor has to travel apart."""
+        return self.stream, self.buffers, self.spans, self.references
+
+    @classmethod
+    def from_wire(cls, wire: tuple[Any, ...], segment: Segment | None = None) -> Payload:
+        """Return the payload that `wire` came from.
+
+        Raises:
+            ValueError: if it needs a segment and there is none, or the segment is too short.
+        """
+        stream, buffers, spans, references = wire
+        end = max((offset + length for offset, length in spans), default=0)
+        if spans and (segment is None or segment.size < end):
+            have = "none" if segment is None else f"one of {segment.size:,}"
+            raise ValueError(f"the payload needs a segment of {end:,} bytes and got {have}")
+        return cls(stream, buffers, segment, spans, references)
+
+    def __repr__(self) -> str:
+        place = "inline" if self.segment is None else "in a segment"
+        return f"<Payload of {self.nbytes:,} bytes, {place}>"
+
+
+def dumps(value: Any, *, what: str = "value", names: Sequence[str] = ()) -> Payload:
+    """Pickle `value`.
+
+    Args:
+        value: anything that cloudpickle takes.
+        what: the value in words, for error messages. "arguments of train" for a pair
+            (args, kwargs): the message then names the argument.
+        names: names of the positional arguments, for the same purpose.
+
+    Raises:
+        TypeError: if it cannot be pickled; the text says which part of it, and why.
+        OutOfMemoryError: if there is no shared memory for it.
+    """
+    if _is_plain(value):
+        stream = pickle.dumps(value, PROTOCOL)
+        return Payload(stream) if len(stream) <= INLINE_LIMIT else _packed([stream], [], ())
+    buffers: list[memoryview] = []
+    pieces, references = _pickle(value, buffers, what, names)
+    return _packed(pieces, buffers, references)
+
+
+def dumps_in_band(value: Any, *, what: str = "value") -> bytes:
+    """Pickle `value` into one string of bytes, which `loads(Payload(...))` takes.
+
+    Raises:
+        TypeError: as `dumps` does.
+    """
+    pieces, _ = _pickle(value, None, what, ())
+    return b"".join(pieces)
+
+
+def loads(
+    payload: Payload,
+    *,
+    namespace: dict[str, Any] | None = None,
+    lazy_modules: bool = False,
+    update_classes: bool = False,
+) -> Any:
+    """Make the value again; any number of times, each independent of the others.
+
+    Args:
+        payload: what `dumps` made. Its segment is left open.
+        namespace: globals for functions that were pickled by value out of a ``__main__``. Names
+            that travel with them are added where it lacks them, and never changed.
+        lazy_modules: whether modules in the value are imported only when they are used.
+        update_classes: whether classes that were made in this process take over changed
+            attributes, or only those that they lack.
+
+    Raises:
+        whatever rebuilding the value raises, such as ImportError.
+    """
+    stream: bytes | memoryview = payload.stream
+    buffers: Iterable[Any] | None = None
+    if payload.segment is not None:
+        memory = payload.segment.map()
+        stream, *buffers = (memory[start : start + size] for start, size in payload.spans)
+    elif payload.buffers:
+        buffers = map(bytearray, payload.buffers)
+    if isinstance(stream, bytes) and _BY_VALUE not in stream:
+        return pickle.loads(stream, buffers=buffers)
+    return Rebuilder(
+        stream,
+        buffers=buffers,
+        namespace=namespace,
+        lazy_modules=lazy_modules,
+        update_classes=update_classes,
+    ).load()
+
+
+def note_reference(identity: Hashable) -> None:
+    """Note that the value being pickled refers to `identity`; for use in `__reduce__`.
+
+    Within a `dumps` of this thread it ends up in the payload's references: in those of the
+    innermost one, if an object's `__reduce__` calls `dumps` itself. Elsewhere nothing happens.
+    """
+    noted = getattr(_collector, "noted", None)
+    if noted is not None:
+        noted.append(identity)
+
+
+_collector = threading.local()
+
+
+class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's pickler, collecting the stream in pieces so that large ones are not copied."""
+
+    def __init__(self, pieces: list[Any], buffers: list[memoryview] | None) -> None:
+        self.write = pieces.append
+        # A method of this object would make a cycle, and large pieces wait for the collector.
+        callback = None if buffers is None else functools.partial(_take, buffers)
+        super().__init__(self, protocol=PROTOCOL, buffer_callback=callback)
+
+
+def _take(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    """Keep a buffer out of the stream; return whether it has to go in."""
+    try:
+        buffers.append(buffer.raw())
+    except BufferError:  # not contiguous
+        return True
+    return False
+
+
+def pickle_in_pieces(
+    value: Any, buffers: list[memoryview] | None
+) -> tuple[list[bytes | memoryview], tuple[Any, ...]]:
+    """Return the stream in pieces, and the references; `buffers` gets what stays out of it.
+
+    Raises:
+        whatever pickling raises.
+    """
+    pieces: list[Any] = []
+    outer = getattr(_collector, "noted", None)
+    noted: list[Any] = []
+    _collector.noted = noted
+    try:
+        StreamPickler(pieces, buffers).dump(value)
+    finally:
+        _collector.noted = outer
+    # Large bytes, bytearrays and buffers come as they are, the rest as bytes.
+    flat = [p if type(p) is bytes else pickle.PickleBuffer(p).raw() for p in pieces]
+    return flat, tuple(noted)
+
+
+def _pickle(
+    value: Any, buffers: list[memoryview] | None, what: str, names: Sequence[str]
+) -> tuple[list[bytes | memoryview], tuple[Any, ...]]:
+    """Like `pickle_in_pieces`, but the error says what is wrong, and where."""
+    try:
+        return pickle_in_pieces(value, buffers)
+    except (GpunbError, MemoryError):
+        raise
+    except Exception as error:
+        from gpunb.serialize.explain import explain
+
+        raise TypeError(explain(value, what, names=names, error=error)) from error
+
+
+def _packed(
+    pieces: Sequence[bytes | memoryview], buffers: list[memoryview], references: tuple[Any, ...]
+) -> Payload:
+    """Keep the parts inline, or write them to a segment."""
+    total = sum(map(len, pieces)) + sum(map(len, buffers))
+    if total <= INLINE_LIMIT:
+        return Payload(b"".join(pieces), tuple(map(bytes, buffers)), references=references)
+    segment, spans = Segment.write([pieces, *buffers])
+    return Payload(segment=segment, spans=spans, references=references)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether plain pickle will do, for the values that most calls are made of.
+
+    That is a scalar, a few of them in a tuple, list or dict, or (args, kwargs) of such.
+    """
+    kind = type(value)
+    if kind in _SCALARS:
+        return kind is not bytes or len(value) <= _SHORT
+    if kind is tuple and len(value) == 2 and type(value[0]) is tuple and type(value[1]) is dict:
+        return _is_flat(value[0]) and (not value[1] or _is_flat(value[1]))
+    return _is_flat(value)
+
+
+def _is_flat(value: Any) -> bool:
+    kind = type(value)
+    if (kind is not tuple and kind is not list and kind is not dict) or len(value) > _FEW:
+        return False
+    items = value
+    if kind is dict:
+        if not _SCALARS.issuperset(map(type, value)):
+            return False
+        items = value.values()
+    kinds = set(map(type, items))
+    if bytes in kinds and max(len(item) for item in items if type(item) is bytes) > _SHORT:
+        return False
+    return _SCALARS.issuperset(kinds)

@@ -1,0 +1,1 @@
+"""Processes that run code: how they are started, spoken to and ended."""

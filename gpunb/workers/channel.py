@@ -1,0 +1,122 @@
+"""One end of a socket between two processes: whole messages, with file descriptors beside them.
+
+The sockets are SOCK_SEQPACKET pairs: a message arrives whole or not at all, and the end of the
+other side is seen at once. What is larger than a packet may be travels as a memory segment.
+"""
+
+from __future__ import annotations
+
+import array
+import pickle
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from gpunb.objects import Segment
+from gpunb.workers.messages import Message, pack, unpack
+
+PACKET = 96 * 1024
+"""Bytes of the largest packet; the kernel's default send buffer is about twice that."""
+
+_DESCRIPTORS = 253
+_SPACE = socket.CMSG_SPACE(_DESCRIPTORS * 4)
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_SPILLED = b"\x00spilled"
+
+
+class ChannelClosed(Exception):
+    """The other side is gone."""
+
+
+class Channel:
+    """Sends and receives messages. One thread at a time may receive, one may send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = memoryview(bytearray(PACKET + 4096))
+
+    @classmethod
+    def pair(cls) -> tuple[socket.socket, socket.socket]:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
+        """Send a message, waiting while the other side is slow.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        self.send_encoded(encode(message), [each.fileno() for each in segments])
+
+    def send_encoded(self, data: bytes, descriptors: Sequence[int] = (), flags: int = 0) -> None:
+        """As `send`, for what `encode` made.
+
+        Raises:
+            BlockingIOError: with MSG_DONTWAIT among the flags, if the other side is slow.
+        """
+        try:
+            if len(data) > PACKET:
+                self._send_spilled(data, descriptors, flags)
+            elif descriptors:
+                self.sock.sendmsg([data], _rights(descriptors), flags)
+            else:
+                self.sock.send(data, flags)
+        except (BrokenPipeError, ConnectionResetError, ConnectionRefusedError) as error:
+            raise ChannelClosed from error
+
+    def _send_spilled(self, data: bytes, descriptors: Sequence[int], flags: int) -> None:
+        segment, _ = Segment.write([data])
+        with segment:
+            rights = _rights([segment.fileno(), *descriptors])
+            self.sock.sendmsg([_SPILLED + len(data).to_bytes(8, "little")], rights, flags)
+
+    def receive(self, *, wait: bool = True) -> tuple[Message, list[int]]:
+        """The next message and the descriptors that came with it, which the caller now owns.
+
+        Raises:
+            ChannelClosed: the other side is gone, and everything it sent was received.
+            BlockingIOError: with `wait` false, if there is nothing now.
+        """
+        data, descriptors = self.receive_raw(wait=wait)
+        return decode(data), descriptors
+
+    def receive_raw(self, *, wait: bool = True) -> tuple[Any, list[int]]:
+        flags = _CLOEXEC if wait else _CLOEXEC | socket.MSG_DONTWAIT
+        try:
+            size, ancillary, _, _ = self.sock.recvmsg_into([self._buffer], _SPACE, flags)
+        except ConnectionResetError as error:
+            raise ChannelClosed from error
+        descriptors = _received(ancillary) if ancillary else []
+        if size == 0:
+            raise ChannelClosed
+        data = self._buffer[:size]
+        if size == len(_SPILLED) + 8 and data[: len(_SPILLED)] == _SPILLED:
+            spilled = Segment.adopt(descriptors.pop(0))
+            with spilled:
+                return spilled.map()[: int.from_bytes(data[len(_SPILLED) :], "little")], descriptors
+        return data, descriptors
+
+
+def encode(message: Message) -> bytes:
+    return pickle.dumps(pack(message), 5)
+
+
+def decode(data: Any) -> Message:
+    return unpack(pickle.loads(data))
+
+
+def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+
+
+def _received(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)

@@ -1,0 +1,223 @@
+"""Workers that a zygote forks: the kernel's side of `zygote`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from gpunb.workers import system, zygote
+from gpunb.workers.loop import Loop
+from gpunb.workers.pool import Pool, Process
+
+_RESTARTS = 5
+"""Zygotes that may die within `_WINDOW` seconds before we give up starting new ones."""
+
+_WINDOW = 30.0
+_END_WAIT = 3.0
+
+
+class _Generation:
+    """One zygote: the socket to it, and which processes are its own."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.processes: dict[int, Process] = {}
+        self.usable = True
+
+
+class ForkSource:
+    """Starts the zygote, has it preload, forks through it, and replaces it when it dies."""
+
+    def __init__(self, loop: Loop, pool: Pool, preload: Sequence[str]) -> None:
+        self._loop = loop
+        self._pool = pool
+        self._asked = frozenset(preload)
+        # Tasks that use gpunb themselves should not pay for importing it.
+        self._preload = ("gpunb.api", *preload)
+        self._first: _Generation | None = None
+        self._second: _Generation | None = None
+        self._process: Any = None
+        self._deaths: list[float] = []
+        self._closed = False
+        self.environment: dict[str, str] = {}
+        self.preloaded: dict[str, str | None] | None = None
+        self.notes: list[str] = []
+        self._launch()
+
+    # ----------------------------------------------------------------------------------- zygotes
+
+    def _launch(self) -> None:
+        """Start the first generation, and through it the second."""
+        from loky.backend.process import LokyProcess
+
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # loky hands descriptors over that are wrapped in a Connection. It runs nothing of the
+        # notebook's __main__ in the new process, unless asked to.
+        control = Connection(theirs.detach())
+        self.environment = dict(os.environ)
+        self._process = LokyProcess(
+            target=zygote.main, args=(control, os.getpid()), name="gpunb-zygote"
+        )
+        self._process.start()
+        control.close()
+        self._first = self._listen(ours)
+        self._breed()
+
+    def _breed(self) -> None:
+        assert self._first is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._second = self._listen(ours)
+        self._second.usable = False
+        self._tell(self._first, ("preload", self._preload), [theirs.fileno()])
+        theirs.close()
+
+    def _listen(self, sock: socket.socket) -> _Generation:
+        generation = _Generation(sock)
+        self._loop.watch(sock.fileno(), lambda: self._heard(generation))
+        return generation
+
+    def _tell(self, to: _Generation, request: Any, descriptors: Sequence[int] = ()) -> bool:
+        try:
+            socket.send_fds(to.sock, [pickle.dumps(request, 5)], descriptors)
+        except OSError:
+            return False
+        return True
+
+    # ------------------------------------------------------------------------------- for the pool
+
+    def start(self, process: Process, descriptors: Sequence[int]) -> None:
+        generation = self._second if self._second and self._second.usable else self._first
+        if generation is None:
+            self._lost(process, "no zygote could be started; see gpunb doctor")
+            return
+        generation.processes[process.token] = process
+        process.origin = generation
+        if not self._tell(generation, ("fork", process.token), descriptors):
+            del generation.processes[process.token]
+            self._lost(process, "the zygote died")
+
+    def signal(self, process: Process, number: int) -> None:
+        generation = process.origin
+        if isinstance(generation, _Generation) and generation.usable:
+            self._tell(generation, ("signal", process.token, int(number)))
+        elif generation is self._first and self._first is not None:
+            self._tell(self._first, ("signal", process.token, int(number)))
+
+    def close(self) -> None:
+        """End the zygotes; they end the workers and what these left."""
+        self._closed = True
+        for generation in (self._second, self._first):
+            if generation is not None:
+                self._loop.unwatch(generation.sock.fileno())
+                generation.sock.close()
+        if self._process is not None:
+            self._process.join(_END_WAIT)
+            if self._process.exitcode is None:
+                self._process.kill()
+                self._process.join(_END_WAIT)
+
+    # ------------------------------------------------------------------------------------ hearing
+
+    def _heard(self, generation: _Generation) -> None:
+        try:
+            data = generation.sock.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._died(generation)
+            return
+        what, *rest = pickle.loads(data)
+        if what == "exited":
+            self._exited(generation, *rest)
+        elif what == "forked":
+            token, pid = rest
+            if token in generation.processes:
+                generation.processes[token].pid = pid
+        elif what == "failed":
+            process = generation.processes.pop(rest[0], None)
+            if process is not None:
+                self._pool.gone(process, f"it could not be started: {rest[1]}")
+        elif what == "preloaded":
+            self._preloaded(generation, *rest)
+
+    def _exited(self, generation: _Generation, token: Any, status: int) -> None:
+        process = generation.processes.pop(token, None)
+        if process is not None:
+            self._pool.gone(process, system.describe_status(status))
+
+    def _preloaded(
+        self, generation: _Generation, problems: dict[str, str | None], unsafe: str | None
+    ) -> None:
+        self.preloaded = {name: each for name, each in problems.items() if name in self._asked}
+        for name, problem in problems.items():
+            if problem and not problem.startswith("ModuleNotFoundError"):
+                self.notes.append(f"preload: {name} could not be imported: {problem}")
+        if unsafe:
+            self.notes.append(f"preload: not used, workers import for themselves: {unsafe}")
+            self._drop(generation)
+            return
+        generation.usable = True
+        self._pool.renew()
+
+    def _drop(self, generation: _Generation) -> None:
+        self._loop.unwatch(generation.sock.fileno())
+        generation.sock.close()
+        self._second = None
+
+    # --------------------------------------------------------------------------------------- ends
+
+    def _died(self, generation: _Generation) -> None:
+        """A zygote is gone, and with it, by the kernel's hand, the workers it forked."""
+        self._loop.unwatch(generation.sock.fileno())
+        generation.sock.close()
+        if self._closed:
+            return
+        lost, generation.processes = list(generation.processes.values()), {}
+        now = time.monotonic()
+        self._deaths = [each for each in self._deaths if each > now - _WINDOW] + [now]
+        hopeless = len(self._deaths) > _RESTARTS
+        if generation is self._second:
+            self._second = None
+            if self._first is not None and not hopeless:
+                self._breed()
+        else:
+            self._first = None
+            self._process.join(_END_WAIT)
+            if not hopeless:
+                self._launch()
+        if hopeless:
+            self.notes.append(f"{len(self._deaths)} zygotes died within {_WINDOW:g} s")
+        for process in lost:
+            self._await(process, "it was killed when its zygote died")
+
+    def _await(self, process: Process, reason: str) -> None:
+        """Without a zygote to tell of it, watch the process itself until it is gone."""
+        try:
+            if process.pid is None:
+                raise ProcessLookupError
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:
+            self._lost(process, reason)
+            return
+
+        def ended() -> None:
+            self._loop.unwatch(descriptor)
+            os.close(descriptor)
+            self._pool.gone(process, reason)
+
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        except OSError:
+            pass
+        self._loop.watch(descriptor, ended)
+
+    def _lost(self, process: Process, reason: str) -> None:
+        """Tell of it later: the pool is in the middle of something."""
+        gone: Callable[[], None] = lambda: self._pool.gone(process, reason)  # noqa: E731
+        self._loop.after(0, gone)

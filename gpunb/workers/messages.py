@@ -1,0 +1,145 @@
+"""What the kernel and a worker say to each other.
+
+Messages are named tuples, because every fresh worker pays for the first use of each thing it
+touches: on the wire a message is a plain tuple that starts with its place in `_TYPES`, and only
+builtin types are in it. What users made is inside, as `Wire`: bytes that are unpickled only after
+the environment of the worker is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+ObjectId: TypeAlias = tuple[int, int]
+"""(task, index of its result), or (0, serial number) for what was `put`."""
+
+Wire: TypeAlias = tuple[Any, ...]
+"""A payload without its memory segment; the segment's descriptor travels beside the message."""
+
+
+class Setup(NamedTuple):
+    """What a new worker is before it runs anything.
+
+    Attributes:
+        environment: variables to set; None as a value removes one.
+        gpu_ids: ids of its devices, ascending.
+        directory: current directory, or None to keep it.
+        path: `sys.path`.
+        argv: `sys.argv`.
+    """
+
+    environment: dict[str, str | None]
+    gpu_ids: tuple[int | str, ...]
+    directory: str | None
+    path: list[str]
+    argv: list[str]
+
+
+# ------------------------------------------------------------------------------ kernel to worker
+
+
+class Execute(NamedTuple):
+    """Run one attempt of a task.
+
+    Attributes:
+        setup: for a new worker, the fields of `Setup`.
+        kind: ``"call"`` of a function, or ``"cell"``.
+        function: identity of the function.
+        code: its pickle, unless this worker was sent it before.
+        arguments: pickled (args, kwargs); results that it takes are `Slot` objects in there.
+        inputs: values for the slots, each (wire, has a segment).
+        late: objects for the remaining slots, to be asked for.
+        retry: pickled exception types to report as retryable; True for all.
+    """
+
+    task: int
+    attempt: int
+    name: str
+    kind: str
+    setup: tuple[Any, ...] | None
+    function: str
+    code: bytes | None
+    arguments: tuple[Wire, bool]
+    inputs: tuple[tuple[Wire, bool], ...]
+    late: tuple[ObjectId, ...]
+    returns: int
+    retry: bytes | bool
+    last: bool
+
+
+class Reply(NamedTuple):
+    """The answer to the request of that number; if it `failed`, the payload is what to raise."""
+
+    request: int
+    value: Any
+    payloads: tuple[tuple[Wire, bool], ...] = ()
+    failed: bool = False
+
+
+class Retired(NamedTuple):
+    """Nothing more will come: end."""
+
+
+# ------------------------------------------------------------------------------ worker to kernel
+
+
+class Ready(NamedTuple):
+    """A new worker has rehearsed and waits."""
+
+    pid: int
+
+
+class Done(NamedTuple):
+    """An attempt is over. `report` is one of ``"ok"``, ``"raised"``, ``"retry"``,
+    ``"interrupted"``; the results, or one failure, are in `results`."""
+
+    task: int
+    attempt: int
+    report: str
+    results: tuple[tuple[Wire, bool], ...]
+
+
+class Request(NamedTuple):
+    """Ask for something; `verb` names a handler, `task` and `attempt` say who asks."""
+
+    request: int
+    task: int
+    attempt: int
+    verb: str
+    arguments: tuple[Any, ...]
+    payloads: tuple[tuple[Wire, bool], ...] = ()
+
+
+class Held(NamedTuple):
+    """The worker now has, or no longer has, references to an object."""
+
+    object: ObjectId
+    change: int
+
+
+class Shown(NamedTuple):
+    """Something to show where the task was submitted: `kind` and `content` as in Jupyter's
+    messages, without its envelope."""
+
+    task: int
+    kind: str
+    content: Mapping[str, Any]
+    payloads: tuple[tuple[Wire, bool], ...] = ()
+
+
+Message: TypeAlias = Execute | Reply | Retired | Ready | Done | Request | Held | Shown
+
+_TYPES: tuple[type[Any], ...] = (Execute, Reply, Retired, Ready, Done, Request, Held, Shown)
+_NUMBER = {kind: number for number, kind in enumerate(_TYPES)}
+
+
+def pack(message: Message) -> tuple[Any, ...]:
+    """The message as builtin types only."""
+    return (_NUMBER[type(message)], *message)
+
+
+def unpack(packed: tuple[Any, ...]) -> Message:
+    """The opposite of `pack`."""
+    message: Message = _TYPES[packed[0]](*packed[1:])
+    return message

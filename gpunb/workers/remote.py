@@ -1,0 +1,168 @@
+"""The API's backend inside a worker: every call is a request to the kernel.
+
+There is no reader thread, because a worker should be free to fork: whoever waits for an answer
+reads the channel, and hands answers that are for others to them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpunb import exceptions, serialize
+from gpunb.backend import Call, Context, ObjectId, Outcome
+from gpunb.objects import Segment
+from gpunb.serialize import Payload
+from gpunb.workers import messages as msg
+from gpunb.workers.channel import Channel
+
+BATCH = 100
+"""Objects asked for at once: each may come with a descriptor, and a message takes some 250."""
+
+
+class Remote:
+    """Speaks to the kernel for the code that runs here."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._context = Context()
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, tuple[msg.Reply, list[Segment]]] = {}
+        self._reading = threading.Lock()
+        self._sending = threading.Lock()
+        self._changes: deque[tuple[ObjectId, int]] = deque()
+        self._others: deque[tuple[msg.Message, list[int]]] = deque()
+
+    # ------------------------------------------------------------------------------- for the loop
+
+    def next_message(self) -> tuple[msg.Message, list[int]]:
+        """The next thing to do, waiting for it."""
+        return self._others.popleft() if self._others else self._channel.receive()
+
+    def enter(self, context: Context) -> None:
+        self._context = context
+
+    def leave(self) -> None:
+        """The task is over: say what is still held here, before the kernel lets go of the rest."""
+        self._report_references()
+
+    def show(self, kind: str, content: dict[str, Any], payloads: Sequence[Payload] = ()) -> None:
+        """Have something shown where the running task was submitted."""
+        task = self._context.task
+        if task is not None:
+            wires = tuple((each.wire(), each.segment is not None) for each in payloads)
+            self._send(msg.Shown(task, kind, content, wires), payloads)
+
+    # -------------------------------------------------------------------------------- the backend
+
+    def submit(self, call: Call) -> list[ObjectId]:
+        retry = call.retry
+        facts = (call.spec, call.code, call.inputs, call.returns, retry, call.kind)
+        answer, _ = self._request("submit", (pickle.dumps(facts, 5),), [call.arguments])
+        return [tuple(each) for each in answer]
+
+    def put(self, payload: Payload) -> ObjectId:
+        answer, _ = self._request("put", (payload.references,), [payload])
+        return tuple(answer)
+
+    def fetch(self, objects: Sequence[ObjectId], timeout: float | None) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for start in range(0, len(objects), BATCH):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            batch = tuple(objects[start : start + BATCH])
+            failed, payloads = self._request("fetch", (batch, left))
+            if failed:
+                return [Outcome(payloads[0], failed=True)]
+            outcomes.extend(map(Outcome, payloads))
+        return outcomes
+
+    def wait(self, objects: Sequence[ObjectId], count: int, timeout: float | None) -> set[ObjectId]:
+        answer, _ = self._request("wait", (tuple(objects), count, timeout))
+        return {tuple(each) for each in answer}
+
+    def notify(self, obj: ObjectId, callback: Callable[[], None]) -> None:
+        def watch() -> None:
+            self.wait([obj], 1, None)
+            callback()
+
+        threading.Thread(target=watch, name=f"gpunb-wait-{obj[0]}", daemon=True).start()
+
+    def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
+        self._request("cancel", (obj, force, recursive))
+
+    def hold(self, obj: ObjectId) -> None:
+        self._changes.append((obj, 1))
+
+    def drop(self, obj: ObjectId) -> None:
+        self._changes.append((obj, -1))
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        answer, _ = self._request("ask", (what, arguments))
+        return answer
+
+    def context(self) -> Context:
+        return self._context
+
+    def shutdown(self) -> None:
+        raise exceptions.GpunbError("shutdown() is for the kernel; a task ends by returning")
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _report_references(self) -> None:
+        changes: dict[ObjectId, int] = {}
+        while self._changes:
+            obj, count = self._changes.popleft()
+            changes[obj] = changes.get(obj, 0) + count
+        # What is gained goes first, so that nothing is let go that is still wanted.
+        for obj, count in sorted(changes.items(), key=lambda each: -each[1]):
+            if count:
+                self._send(msg.Held(obj, count))
+
+    def _send(self, message: msg.Message, payloads: Sequence[Payload] = ()) -> None:
+        segments = [each.segment for each in payloads if each.segment is not None]
+        with self._sending:
+            self._channel.send(message, segments)
+
+    def _request(
+        self, verb: str, arguments: tuple[Any, ...], payloads: Sequence[Payload] = ()
+    ) -> tuple[Any, list[Payload]]:
+        self._report_references()
+        number = next(self._numbers)
+        wires = tuple((each.wire(), each.segment is not None) for each in payloads)
+        context = self._context
+        request = msg.Request(
+            number, context.task or 0, context.attempt or 0, verb, arguments, wires
+        )
+        self._send(request, payloads)
+        reply, segments = self._answer(number)
+        taken = iter(segments)
+        values = [
+            Payload.from_wire(wire, next(taken) if own else None) for wire, own in reply.payloads
+        ]
+        if reply.failed:
+            raise serialize.loads(values[0])
+        return reply.value, values
+
+    def _answer(self, number: int) -> tuple[msg.Reply, list[Segment]]:
+        while True:
+            found = self._answers.pop(number, None)
+            if found is not None:
+                return found
+            if self._reading.acquire(timeout=0.05):
+                try:
+                    if number in self._answers:
+                        continue
+                    message, descriptors = self._channel.receive()
+                finally:
+                    self._reading.release()
+                if isinstance(message, msg.Reply):
+                    segments = [Segment.adopt(each) for each in descriptors]
+                    self._answers[message.request] = (message, segments)
+                else:
+                    self._others.append((message, descriptors))

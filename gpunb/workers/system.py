@@ -1,0 +1,76 @@
+"""The few system calls that Python has no name for, and what we ask of /proc."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_SET_PDEATHSIG = 1
+_SET_NAME = 15
+_SET_CHILD_SUBREAPER = 36
+
+LINUX = sys.platform.startswith("linux")
+_libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
+    """Have this process sent a signal when the thread that forked it ends.
+
+    Returns False if `parent` is already gone, so that the signal will never come.
+    """
+    if _libc is not None:
+        _libc.prctl(_SET_PDEATHSIG, int(number), 0, 0, 0)
+    return os.getppid() == parent
+
+
+def adopt_orphans() -> None:
+    """Let the descendants of this process that lose their parent become its children."""
+    if _libc is not None:
+        _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def set_name(name: str) -> None:
+    """The name that process lists show, at most 15 bytes."""
+    if _libc is not None:
+        _libc.prctl(_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def children() -> list[int] | None:
+    """The children of the calling thread, or None where the system does not tell."""
+    try:
+        descriptor = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return [int(pid) for pid in os.read(descriptor, 1 << 20).split()]
+    finally:
+        os.close(descriptor)
+
+
+def threads() -> int:
+    """How many threads this process has, as the system counts them."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def kill_group(leader: int) -> None:
+    """Kill a process group whose leader is alive or not yet reaped."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def describe_status(status: int) -> str:
+    """A wait status in words, such as ``"it was killed by SIGSEGV"``."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"it exited with status {code}"
+    try:
+        return f"it was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was killed by signal {-code}"

@@ -1,0 +1,427 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import pynvml
+import pytest
+
+from gpunb.accelerators import Accelerator, DetectionError, Process, Usage
+from gpunb.accelerators.nvidia import Nvidia
+from gpunb.accelerators.testing import AcceleratorSuite
+from gpunb.core.resources import Device
+from tests.accelerators.fake_nvml import GIB, Card, FakeNvml, running
+
+ERRORS = {name: value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+A100 = Card()
+V100 = Card("Tesla V100-SXM2-16GB", "GPU-1a2b3c4d-0000-0000-0000-000000000001", (0, 0x3B, 0))
+T4 = Card(b"Tesla T4", b"GPU-1a2bffff-0000-0000-0000-000000000002", (1, 0x03, 0), 15 * GIB)
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """Make `import pynvml` find a stand-in with these cards; it must be closed at the end."""
+    fakes = []
+
+    def install(*cards, **errors):
+        fake = FakeNvml(*cards, **errors)
+        fakes.append(fake)
+        monkeypatch.setitem(sys.modules, "pynvml", fake)
+        return fake
+
+    yield install
+    assert [fake.opened for fake in fakes] == [0] * len(fakes), "NVML was left open"
+
+
+class TestTwoCards(AcceleratorSuite):
+    @pytest.fixture(autouse=True)
+    def cards(self, nvml):
+        nvml(replace(A100, compute={17: GIB}), T4)
+
+    def make(self) -> Accelerator:
+        return Nvidia()
+
+    def test_the_suite_sees_both(self):
+        assert len(self.listed()) == 2
+
+
+class TestNothingButErrors(AcceleratorSuite):
+    @pytest.fixture(autouse=True)
+    def driver(self, nvml):
+        nvml(init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    def make(self) -> Accelerator:
+        return Nvidia()
+
+
+class TestThisMachine(AcceleratorSuite):
+    """With the real NVML, or without it where there is none."""
+
+    def make(self) -> Accelerator:
+        return Nvidia()
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_measured():
+    plugin = Nvidia()
+    devices = plugin.devices()
+    if not devices:
+        pytest.skip(f"no NVIDIA GPU: {plugin.notes[0]}")
+    for device in devices:
+        assert device.key.startswith("GPU-")
+        assert device.type
+    usage = plugin.usage(devices)
+    assert all(each.temperature is not None for each in usage.values())
+
+
+def test_a_device_is_read_whole(nvml):
+    nvml(A100)
+    plugin = Nvidia()
+    assert plugin.devices() == [
+        Device(
+            key="GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
+            id=0,
+            name="NVIDIA A100-SXM4-40GB",
+            type="A100",
+            memory=40 * GIB,
+            vendor="nvidia",
+        )
+    ]
+    assert plugin.notes == ()
+
+
+def test_names_and_uuids_may_be_bytes(nvml):
+    nvml(T4)
+    (device,) = Nvidia().devices()
+    assert (device.key, device.name, device.type) == (T4.uuid.decode(), "Tesla T4", "T4")
+
+
+def test_ids_count_by_domain_bus_and_device(nvml):
+    places = [(1, 0, 0), (0, 0x3B, 1), (0, 0xAF, 0), (0, 0x3B, 0), (0, 0x07, 2)]
+    nvml(*[Card(uuid=f"GPU-{place}", pci=place) for place in places])
+    devices = Nvidia().devices()
+    assert [device.key for device in devices] == [f"GPU-{place}" for place in sorted(places)]
+    assert [device.id for device in devices] == [0, 1, 2, 3, 4]
+
+
+def test_one_unknown_pci_address_keeps_nvmls_order(nvml):
+    unknown = {"nvmlDeviceGetPciInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    nvml(T4, replace(A100, raises=unknown), V100)
+    assert [device.type for device in Nvidia().devices()] == ["T4", "A100", "V100"]
+
+
+def test_without_a_uuid_the_pci_address_or_the_index_is_the_key(nvml):
+    no_uuid = {"nvmlDeviceGetUUID": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    nothing = {**no_uuid, "nvmlDeviceGetPciInfo": pynvml.NVML_ERROR_UNKNOWN}
+    nvml(replace(A100, raises=no_uuid), replace(V100, raises=nothing))
+    devices = Nvidia().devices()
+    assert [device.key for device in devices] == ["nvidia:0:7:0", "nvidia:1"]
+    assert set(Nvidia().usage(devices)) == {"nvidia:0:7:0", "nvidia:1"}
+
+
+@pytest.mark.parametrize("value", ["N/A", b"N/A", "", None, 7])
+def test_a_name_that_says_nothing(nvml, value):
+    nvml(replace(A100, answers={"nvmlDeviceGetName": value}))
+    (device,) = Nvidia().devices()
+    assert (device.name, device.type) == ("NVIDIA GPU", None)
+
+
+def test_a_device_that_shares_the_machines_memory_has_none(nvml):
+    """DGX Spark and Jetson: NVML does not support the memory reading there."""
+    missing = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    nvml(replace(A100, name="NVIDIA GB10", raises=missing))
+    (device,) = Nvidia().devices()
+    assert (device.type, device.memory) == ("GB10", None)
+
+
+def test_mig_mode_is_noted(nvml):
+    nvml(A100, replace(T4, answers={"nvmlDeviceGetMigMode": [1, 1]}))
+    plugin = Nvidia()
+    assert [device.id for device in plugin.devices()] == [0, 1]
+    (note,) = plugin.notes
+    assert "device 1 is split by MIG" in note
+    assert "CUDA_VISIBLE_DEVICES" in note
+
+
+def test_mig_mode_that_is_only_pending_is_not_noted(nvml):
+    nvml(replace(A100, answers={"nvmlDeviceGetMigMode": [0, 1]}))
+    plugin = Nvidia()
+    assert plugin.devices()
+    assert plugin.notes == ()
+
+
+# ------------------------------------------------------------------ nothing there, or failing
+
+
+def test_no_driver_library_is_an_empty_list_with_a_reason(nvml):
+    nvml(A100, init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    plugin = Nvidia()
+    assert plugin.devices() == []
+    (note,) = plugin.notes
+    assert note.startswith("no NVIDIA driver library (libnvidia-ml.so.1) found: ")
+
+
+def test_no_python_package_is_an_empty_list_with_a_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # makes the import fail
+    plugin = Nvidia()
+    assert plugin.devices() == []
+    assert "pip install nvidia-ml-py" in plugin.notes[0]
+    missing = Device(key="GPU-1", id=0, name="x")
+    with plugin.polling():
+        assert plugin.usage([missing]) == {"GPU-1": Usage()}
+
+
+def test_a_driver_without_gpus_is_an_empty_list_with_a_reason(nvml):
+    nvml()
+    plugin = Nvidia()
+    assert plugin.devices() == []
+    assert "works but shows no GPU" in plugin.notes[0]
+
+
+@pytest.mark.parametrize("name", sorted(ERRORS.keys() - {"NVML_ERROR_LIBRARY_NOT_FOUND"}))
+def test_every_error_of_nvml_is_told(nvml, name):
+    nvml(A100, init=ERRORS[name])
+    with pytest.raises(DetectionError, match=r"the NVIDIA driver does not answer: .+ \(.+\)"):
+        Nvidia().devices()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, ["Driver Not Loaded", "modprobe nvidia"]),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, ["different versions", "restart"]),
+        (pynvml.NVML_ERROR_NO_PERMISSION, ["Insufficient Permissions", "ls -l /dev/nvidia*"]),
+        (pynvml.NVML_ERROR_OPERATING_SYSTEM, ["operating system", "container"]),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, ["GPU is lost", "bus"]),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, ["--gpu-reset"]),
+        (pynvml.NVML_ERROR_INSUFFICIENT_POWER, ["power cables"]),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, ["too old"]),
+        (pynvml.NVML_ERROR_UNKNOWN, ["Unknown Error", "run nvidia-smi"]),
+    ],
+)
+def test_an_error_says_what_to_do(nvml, code, words):
+    nvml(init=code)
+    with pytest.raises(DetectionError) as caught:
+        Nvidia().devices()
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_the_advice_is_for_errors_that_pynvml_has():
+    from gpunb.accelerators.nvidia import _ADVICE
+
+    assert all(issubclass(getattr(pynvml, name), pynvml.NVMLError) for name in _ADVICE)
+
+
+def test_a_failing_count_is_told_and_closes_nvml(nvml):
+    nvml(A100, count=pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DetectionError, match="Unknown Error"):
+        Nvidia().devices()
+
+
+def test_a_mismatch_of_pynvml_and_driver_is_told(nvml, monkeypatch):
+    """pynvml raises this for a missing function, and it is no NVMLError."""
+    fake = nvml(A100)
+
+    def count():
+        raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
+
+    monkeypatch.setattr(fake, "nvmlDeviceGetCount", count)
+    with pytest.raises(DetectionError, match="Unversioned function called"):
+        Nvidia().devices()
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_NO_PERMISSION])
+def test_a_card_that_cannot_be_reached_is_left_out(nvml, code):
+    nvml(V100, replace(A100, unreachable=code), T4)
+    plugin = Nvidia()
+    assert [(device.id, device.type) for device in plugin.devices()] == [(0, "V100"), (1, "T4")]
+    (note,) = plugin.notes
+    assert note.startswith("NVIDIA device 1 of 0 to 2 is left out: ")
+
+
+def test_no_card_that_can_be_reached_is_an_error(nvml):
+    nvml(replace(A100, unreachable=pynvml.NVML_ERROR_GPU_IS_LOST))
+    with pytest.raises(DetectionError, match="GPU is lost"):
+        Nvidia().devices()
+
+
+def test_a_failing_shutdown_is_no_error(nvml, monkeypatch):
+    fake = nvml(A100)
+    shutdown = fake.nvmlShutdown
+
+    def failing():
+        shutdown()
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    monkeypatch.setattr(fake, "nvmlShutdown", failing)
+    assert len(Nvidia().devices()) == 1
+
+
+# ---------------------------------------------------------------------------------- use
+
+
+def measured(nvml, card):
+    nvml(card)
+    plugin = Nvidia()
+    (usage,) = plugin.usage(plugin.devices()).values()
+    return usage
+
+
+def test_use_is_read_whole(nvml):
+    card = replace(A100, used=5 * GIB, busy=97, celsius=61, compute={17: 5 * GIB})
+    assert measured(nvml, card) == Usage(
+        memory_used=5 * GIB,
+        memory_total=40 * GIB,
+        utilization=97,
+        temperature=61,
+        processes=(Process(17, 5 * GIB),),
+    )
+
+
+def test_nobody_is_not_the_same_as_unknown(nvml):
+    assert measured(nvml, A100).processes == ()
+    unknown = {"nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION}
+    assert measured(nvml, replace(A100, raises=unknown)).processes is None
+
+
+def test_who_draws_may_stay_unknown(nvml):
+    unknown = {"nvmlDeviceGetGraphicsRunningProcesses": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    assert measured(nvml, replace(A100, compute={17: 1}, raises=unknown)).processes == ((17, 1),)
+
+
+def test_a_process_that_computes_and_draws_is_one(nvml):
+    card = replace(A100, compute={30: 7, 20: None, 40: 5}, graphics={30: 3, 20: 2, 10: None})
+    assert measured(nvml, card).processes == ((10, None), (20, 2), (30, 7), (40, 5))
+
+
+def test_bytes_of_a_process_that_nvml_does_not_know(nvml):
+    card = replace(A100, compute={17: 2**64 - 1, 18: "N/A"})
+    assert measured(nvml, card).processes == ((17, None), (18, None))
+
+
+def test_an_old_driver_lists_processes_by_the_second_version(nvml):
+    lacking = "nvmlDeviceGetComputeRunningProcesses"
+    card = replace(
+        A100,
+        raises={lacking: pynvml.NVML_ERROR_FUNCTION_NOT_FOUND},
+        answers={f"{lacking}_v2": running({17: GIB})},
+    )
+    assert measured(nvml, card).processes == ((17, GIB),)
+
+
+def test_memory_of_an_old_driver_counts_the_reserve_as_used(nvml, monkeypatch):
+    monkeypatch.setattr(FakeNvml, "nvmlMemory_v2", None)
+    assert measured(nvml, replace(A100, used=GIB, reserved=10)).memory_used == GIB + 10
+
+
+def test_temperature_by_the_newer_function(nvml):
+    card = replace(
+        A100,
+        raises={"nvmlDeviceGetTemperature": pynvml.NVML_ERROR_DEPRECATED},
+        answers={"nvmlDeviceGetTemperatureV": 44},
+    )
+    assert measured(nvml, card).temperature == 44
+
+
+READINGS = [
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetPciInfo",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+]
+
+
+@pytest.mark.parametrize("function", READINGS)
+@pytest.mark.parametrize("name", sorted(ERRORS))
+def test_any_reading_may_fail_in_any_way(nvml, function, name):
+    nvml(replace(A100, raises={function: ERRORS[name]}), T4)
+    plugin = Nvidia()
+    devices = plugin.devices()
+    assert len(devices) == 2
+    assert len(plugin.usage(devices)) == 2
+
+
+def test_all_readings_may_fail_at_once(nvml):
+    nvml(replace(A100, raises=dict.fromkeys(READINGS, pynvml.NVML_ERROR_UNKNOWN)))
+    plugin = Nvidia()
+    devices = plugin.devices()
+    assert devices == [Device(key="nvidia:0", id=0, name="NVIDIA GPU", vendor="nvidia")]
+    assert plugin.usage(devices) == {"nvidia:0": Usage()}
+
+
+@pytest.mark.parametrize("function", READINGS)
+@pytest.mark.parametrize("value", ["N/A", None])
+def test_any_reading_may_be_not_available(nvml, function, value):
+    if function == "nvmlDeviceGetPciInfo":
+        value = None
+    nvml(replace(A100, answers={function: value}))
+    plugin = Nvidia()
+    devices = plugin.devices()
+    assert len(plugin.usage(devices)) == len(devices) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        ("nvmlDeviceGetUtilizationRates", "utilization"),
+        ("nvmlDeviceGetTemperature", "temperature"),
+    ],
+)
+def test_all_ones_stand_for_unknown(nvml, function, field):
+    unknown = 2**32 - 1
+    answer = unknown if field == "temperature" else type("Rates", (), {"gpu": unknown})
+    assert getattr(measured(nvml, replace(A100, answers={function: answer})), field) is None
+
+
+@pytest.mark.parametrize("name", sorted(ERRORS))
+def test_use_without_nvml_is_unknown(nvml, name):
+    nvml(A100)
+    devices = Nvidia().devices()
+    nvml(A100, init=ERRORS[name])
+    assert Nvidia().usage(devices) == {A100.uuid: Usage()}
+
+
+def test_use_of_a_card_that_was_lost_is_unknown(nvml):
+    nvml(V100, A100)
+    devices = Nvidia().devices()
+    nvml(V100, replace(A100, unreachable=pynvml.NVML_ERROR_GPU_IS_LOST))
+    usage = Nvidia().usage(devices)
+    assert usage[A100.uuid] == Usage()
+    assert usage[V100.uuid].temperature == 35
+
+
+def test_polling_keeps_nvml_open_in_between(nvml):
+    fake = nvml(A100)
+    plugin = Nvidia()
+    devices = plugin.devices()
+    with plugin.polling():
+        assert fake.opened == 1
+        plugin.usage(devices)
+        assert fake.opened == 1
+
+
+def test_polling_without_a_driver_changes_nothing(nvml):
+    fake = nvml(A100, init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    device = Device(key=A100.uuid, id=0, name="x", vendor="nvidia")
+    with Nvidia().polling():
+        assert Nvidia().usage([device]) == {A100.uuid: Usage()}
+    assert fake.opened == 0
+
+
+def test_an_error_while_polling_closes_nvml(nvml):
+    nvml(A100)
+    with pytest.raises(ZeroDivisionError), Nvidia().polling():
+        1 / 0  # noqa: B018
+
+
+def test_importing_loads_neither_nvml_nor_metadata():
+    code = (
+        "import sys, gpunb.accelerators as a; a.NVIDIA_H100; a.pin_environment(()); "
+        "heavy = {'pynvml', 'importlib.metadata', 'ctypes', 'numpy'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

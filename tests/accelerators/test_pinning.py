@@ -1,0 +1,150 @@
+import timeit
+
+import pytest
+
+from gpunb.accelerators import Accelerator, parse_simulate, pin_environment, register
+from gpunb.accelerators.simulated import logical
+from gpunb.core.resources import Device
+
+CUDA_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def nvidia(id):
+    return Device(key=f"GPU-{id}", id=id, name="Tesla T4", vendor="nvidia")
+
+
+def amd(id):
+    return Device(key=f"amd:{id}", id=id, name="MI300X", vendor="amd")
+
+
+@pytest.fixture
+def amd_plugin(plugins):
+    @register
+    class Amd(Accelerator):
+        name = "amd"
+        variable = "HIP_VISIBLE_DEVICES"
+
+        def devices(self):
+            return []
+
+    return Amd
+
+
+@pytest.mark.parametrize(
+    ("devices", "value"),
+    [
+        ([nvidia(0)], "0"),
+        ([nvidia(3), nvidia(1)], "1,3"),
+        ([nvidia(10), nvidia(9)], "9,10"),
+        ([nvidia("MIG-b"), nvidia("MIG-a")], "MIG-a,MIG-b"),
+        ([nvidia("GPU-b"), nvidia(2)], "2,GPU-b"),
+        (parse_simulate("2xA100:40GiB"), "0,1"),
+        ([logical(5)], "5"),
+        # The third device of a machine with two: one variable for both kinds.
+        ([logical(2), nvidia(0), nvidia(1)], "0,1,2"),
+    ],
+)
+@pytest.mark.parametrize("vendors", [(), ("nvidia",)])
+@pytest.mark.parametrize("expose_on_zero", [False, True])
+def test_the_ids_ascend_in_the_variable(devices, value, vendors, expose_on_zero):
+    environment = pin_environment(devices, vendors, expose_on_zero=expose_on_zero)
+    assert environment == {"CUDA_VISIBLE_DEVICES": value, **CUDA_ORDER}
+
+
+def test_without_devices_none_is_seen():
+    hidden = {"CUDA_VISIBLE_DEVICES": "", **CUDA_ORDER}
+    assert pin_environment(()) == pin_environment([], ["nvidia"]) == hidden
+
+
+def test_without_devices_all_can_be_seen():
+    assert pin_environment((), ("nvidia",), expose_on_zero=True) == {}
+
+
+def test_each_vendor_has_its_variable(amd_plugin):
+    vendors = ("nvidia", "amd")
+    assert pin_environment([amd(1), nvidia(0), amd(0)], vendors) == {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "HIP_VISIBLE_DEVICES": "0,1",
+        **CUDA_ORDER,
+    }
+
+
+def test_the_other_vendors_devices_are_hidden(amd_plugin):
+    vendors = ("nvidia", "amd")
+    assert pin_environment([nvidia(0)], vendors)["HIP_VISIBLE_DEVICES"] == ""
+    assert pin_environment([amd(0)], vendors)["CUDA_VISIBLE_DEVICES"] == ""
+    assert pin_environment([], vendors) == {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+        **CUDA_ORDER,
+    }
+
+
+def test_the_variable_of_a_vendor_that_is_not_here_is_left_alone(amd_plugin):
+    """ROCm reads CUDA_VISIBLE_DEVICES too, so that setting it could hide the AMD device."""
+    assert pin_environment([amd(0)], ("amd",)) == {"HIP_VISIBLE_DEVICES": "0"}
+    assert "HIP_VISIBLE_DEVICES" not in pin_environment([nvidia(0)], ("nvidia",))
+
+
+def test_a_vendor_without_a_variable(plugins):
+    @register
+    class Apple(Accelerator):
+        name = "apple"
+
+        def devices(self):
+            return []
+
+    device = Device(key="m3", id=0, name="M3", vendor="apple")
+    assert pin_environment([device], ("apple",)) == {}
+
+
+def test_a_shared_variable_gets_the_constants_of_both(plugins):
+    @register
+    class Metax(Accelerator):
+        name = "metax"
+        variable = "CUDA_VISIBLE_DEVICES"
+        constants = {"METAX": "1"}  # noqa: RUF012
+
+        def devices(self):
+            return []
+
+    device = Device(key="mx", id=1, name="C500", vendor="metax")
+    assert pin_environment([device, nvidia(0)]) == {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "METAX": "1",
+        **CUDA_ORDER,
+    }
+
+
+def test_an_unknown_vendor_is_an_error(plugins):
+    with pytest.raises(LookupError, match="no accelerator plug-in is named 'tpu'; known: logical"):
+        pin_environment([Device(key="t", id=0, name="t", vendor="tpu")])
+
+
+def test_the_dict_is_the_callers_own():
+    pin_environment([nvidia(0)])["CUDA_VISIBLE_DEVICES"] = "changed"
+    assert pin_environment([nvidia(0)])["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_a_plug_in_that_is_replaced_is_asked_again(plugins):
+    def define(value):
+        class Amd(Accelerator):
+            name = "amd"
+            variable = value
+
+            def devices(self):
+                return []
+
+        return register(Amd)
+
+    define("ROCR_VISIBLE_DEVICES")
+    assert pin_environment([amd(0)]) == {"ROCR_VISIBLE_DEVICES": "0"}
+    define("HIP_VISIBLE_DEVICES")
+    assert pin_environment([amd(0)]) == {"HIP_VISIBLE_DEVICES": "0"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 8])
+def test_it_is_fast_enough_for_every_task(count):
+    devices = [nvidia(id) for id in range(count)]
+    rounds = timeit.repeat(lambda: pin_environment(devices, ("nvidia",)), number=1000, repeat=20)
+    assert min(rounds) / 1000 < 5e-6

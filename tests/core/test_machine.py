@@ -1,0 +1,312 @@
+"""Any order of events, on small machines where everything is scarce.
+
+One rule for each thing that can happen, also late, twice, out of order or never. `World` checks
+the decisions and the books after each event; at the end everything must have been settled and be
+free again, and the same events must give the same decisions once more.
+
+``GPUNB_EXAMPLES=5000 pytest tests/core/test_machine.py`` tries other and more examples.
+"""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from gpunb.core import events as ev
+from gpunb.core.scheduler import Policy, Scheduler
+from gpunb.core.tasks import Interrupted, Raised, Succeeded
+from tests.core.world import World, ask, machine
+
+EXAMPLES = os.environ.get("GPUNB_EXAMPLES")
+
+MACHINES = [
+    machine(gpus=1, cpus=1),
+    machine(gpus=2, cpus=2, resources={"port": 1}),
+    machine(gpus=3, cpus=1),
+    machine(gpus=[("A100", 40), ("V100", 16)], cpus=2, resources={"port": 2}),
+    machine(gpus=0, cpus=2),
+]
+DEMANDS = [
+    ask(cpus=1),
+    ask(gpus=0.5),
+    ask(gpus=1),
+    ask(gpus=0.6, cpus=1),
+    ask(gpus=2),
+    ask(cpus=2),
+    ask(),
+    ask(gpus=0.3, resources={"port": 1}),
+    ask(cpus=1, resources={"port": 1}),
+    ask(memory=10),
+    ask(gpus=1, types=("V100", "A100")),
+    ask(gpus=1, cpus=1, resources={"port": 1}),
+]
+POLICIES = [
+    Policy(age=3, stop_grace=2, exit_grace=2, idle_limit=20),
+    Policy(age=0, stop_grace=2, exit_grace=2, idle_limit=5, max_workers=2),
+    Policy(age=1000, stop_grace=2, exit_grace=50, idle_limit=1000, max_workers=3),
+]
+REPORTS = [Succeeded(), Succeeded(), Raised(), Raised(retry=True), Interrupted()]
+
+any_index = st.integers(min_value=0, max_value=30)
+seldom = st.sampled_from([False, False, False, True])
+
+
+class Scheduling(RuleBasedStateMachine):
+    @initialize(
+        at=st.integers(min_value=0, max_value=len(MACHINES) - 1),
+        policy=st.sampled_from(POLICIES),
+        data=st.data(),
+    )
+    def begin(self, at: int, policy: Policy, data: st.DataObject) -> None:
+        self.world = World(MACHINES[at], policy)
+        # Contention finds more than variety: few demands, which meet on few devices.
+        few = st.lists(st.sampled_from(DEMANDS), min_size=2, max_size=6, unique=True)
+        self.demands = data.draw(few)
+        self.mail: list[ev.Event] = []
+        self.actors: list[int] = []
+
+    # ---------------------------------------------------------------------------------- picking
+
+    def _task(self, at: int | None) -> tuple[int, ...]:
+        """A task that is not over, as the submitter knows it, or none."""
+        booked = sorted(set(self.world.specs) - set(self.world.settled))
+        return () if at is None or not booked else (booked[at % len(booked)],)
+
+    def _parent(self, at: int | None) -> int | None:
+        running = self.world.running()
+        return None if at is None or not running else running[at % len(running)]
+
+    def _run(self, at: int) -> ev.Run:
+        running = self.world.running()
+        return self.world.runs[running[at % len(running)]]
+
+    # ------------------------------------------------------------------------------- handing in
+
+    @rule(
+        at=any_index,
+        calls=st.sampled_from([1, 1, 1, 0, 0, 2, 3]),
+        function=st.sampled_from("fg"),
+        retries=st.sampled_from([0, 0, 1, 2, -1]),
+        timeout=st.sampled_from([None, None, None, 1.0, 4.0]),
+        need=st.none() | any_index,
+        second=st.none() | any_index,
+        parent=st.none() | any_index,
+        environment=seldom,
+        copies=st.sampled_from([1, 1, 1, 2, 5]),
+    )
+    def submit(
+        self,
+        at: int,
+        calls: int,
+        function: str,
+        retries: int,
+        timeout: float | None,
+        need: int | None,
+        second: int | None,
+        parent: int | None,
+        environment: bool,
+        copies: int,
+    ) -> None:
+        for _ in range(copies):
+            self.world.submit(
+                self.demands[at % len(self.demands)],
+                needs={*self._task(need), *self._task(second)},
+                parent=self._parent(parent),
+                function=f"{function}{calls}",
+                max_calls=calls,
+                max_retries=retries,
+                timeout=timeout,
+                environment=(("A", "1"),) if environment else (),
+            )
+
+    @rule(
+        at=any_index,
+        restarts=st.sampled_from([0, 0, 1, -1]),
+        retries=st.sampled_from([0, 0, 1, -1]),
+        concurrency=st.sampled_from([1, 1, 2, 3]),
+        timeout=st.sampled_from([None, None, 4.0]),
+        need=st.none() | any_index,
+        parent=st.none() | any_index,
+    )
+    def create(
+        self,
+        at: int,
+        restarts: int,
+        retries: int,
+        concurrency: int,
+        timeout: float | None,
+        need: int | None,
+        parent: int | None,
+    ) -> None:
+        actor = self.world.actor(
+            self.demands[at % len(self.demands)],
+            needs=self._task(need),
+            parent=self._parent(parent),
+            timeout=timeout,
+            max_restarts=restarts,
+            max_task_retries=retries,
+            max_concurrency=concurrency,
+        )
+        self.actors.append(actor)
+
+    @precondition(lambda self: self.actors)
+    @rule(
+        at=any_index,
+        timeout=st.sampled_from([None, None, 1.0]),
+        need=st.none() | any_index,
+        parent=st.none() | any_index,
+        copies=st.sampled_from([1, 2, 3]),
+    )
+    def call(
+        self, at: int, timeout: float | None, need: int | None, parent: int | None, copies: int
+    ) -> None:
+        for _ in range(copies):
+            self.world.call(
+                self.actors[at % len(self.actors)],
+                needs=self._task(need),
+                parent=self._parent(parent),
+                timeout=timeout,
+            )
+
+    # ---------------------------------------------------------------------------------- workers
+
+    @precondition(lambda self: self.world.runs)
+    @rule(at=any_index, report=st.sampled_from(REPORTS), exits=st.booleans())
+    def finish(self, at: int, report: Succeeded | Raised | Interrupted, exits: bool) -> None:
+        run = self._run(at)
+        self.world.finish(run.task, report)
+        if exits and run.worker in self.world.ending:
+            self.world.exit(run.worker)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(at=any_index, report=st.sampled_from(REPORTS))
+    def finish_unheard(self, at: int, report: Succeeded | Raised | Interrupted) -> None:
+        """The report is under way: it may arrive later, or twice, or never."""
+        run = self._run(at)
+        self.mail.append(ev.Finished(run.task, run.attempt, run.worker, report))
+
+    @precondition(lambda self: self.world.runs)
+    @rule(at=any_index, shift=st.sampled_from([-1, 1]), what=st.booleans())
+    def finish_of_another(self, at: int, shift: int, what: bool) -> None:
+        """A report with the wrong attempt, or from a worker that does not run the task."""
+        run = self._run(at)
+        attempt, worker = run.attempt, run.worker
+        if what:
+            attempt += shift
+        else:
+            worker += shift
+        self.world.send(ev.Finished(run.task, attempt, worker, Succeeded()))
+
+    @precondition(lambda self: self.mail)
+    @rule(at=any_index, again=seldom)
+    def deliver(self, at: int, again: bool) -> None:
+        event = self.mail[at % len(self.mail)]
+        if not again:
+            self.mail.remove(event)
+        self.world.send(event)
+
+    @precondition(lambda self: self.world.live)
+    @rule(at=any_index)
+    def crash(self, at: int) -> None:
+        """Any worker is gone: one that could not start, one that runs, one that should not."""
+        live = sorted(self.world.live)
+        self.world.exit(live[at % len(live)], "killed by signal 11")
+
+    @precondition(lambda self: self.world.ending)
+    @rule(at=any_index)
+    def exit(self, at: int) -> None:
+        ending = sorted(self.world.ending)
+        self.world.exit(ending[at % len(ending)])
+
+    @rule(worker=st.integers(min_value=900, max_value=901))
+    def exit_of_nobody(self, worker: int) -> None:
+        self.world.exit(worker)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(at=any_index, on=st.booleans(), late=seldom)
+    def block(self, at: int, on: bool, late: bool) -> None:
+        run = self._run(at)
+        event = ev.Blocked if on else ev.Unblocked
+        if late:
+            self.mail.append(event(run.task, run.attempt))
+        else:
+            self.world.send(event(run.task, run.attempt))
+
+    # ----------------------------------------------------------------------------- interference
+
+    @precondition(lambda self: self.world.specs)
+    @rule(at=any_index, force=st.booleans(), recursive=st.booleans(), known=seldom)
+    def cancel(self, at: int, force: bool, recursive: bool, known: bool) -> None:
+        tasks = self._task(at)
+        if known or not tasks:
+            everybody = sorted(self.world.specs)
+            tasks = (everybody[at % len(everybody)],)
+        self.world.cancel(tasks[0], force=force, recursive=recursive)
+
+    @precondition(lambda self: self.actors)
+    @rule(at=any_index, restart=st.booleans())
+    def kill(self, at: int, restart: bool) -> None:
+        self.world.kill(self.actors[at % len(self.actors)], restart=restart)
+
+    @precondition(lambda self: self.actors)
+    @rule(at=any_index)
+    def release(self, at: int) -> None:
+        self.world.release(self.actors[at % len(self.actors)])
+
+    @precondition(lambda self: self.world.log)
+    @rule(at=st.integers(min_value=0, max_value=10_000))
+    def say_again(self, at: int) -> None:
+        """Anything that was said before; but a task that is over is not handed in again."""
+        event, _ = self.world.log[-1 - at % len(self.world.log)]
+        over = set(self.world.settled) - set(self.world.scheduler.actors.book)
+        match event:
+            case ev.Submitted(task=task) | ev.CallSubmitted(task=task) if task in over:
+                return
+            case ev.ActorCreated(actor=actor) if actor in over:
+                return
+        self.world.send(event)
+
+    # ------------------------------------------------------------------------------------- time
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 10.0, 60.0]))
+    def advance(self, seconds: float) -> None:
+        self.world.advance(seconds)
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 60.0]))
+    def oversleep(self, seconds: float) -> None:
+        """Time passes and the timer is late."""
+        self.world.now += seconds
+
+    @rule()
+    def wake_early(self) -> None:
+        self.world.send(ev.TimeReached())
+
+    # ---------------------------------------------------------------------------------- the end
+
+    def teardown(self) -> None:
+        world = getattr(self, "world", None)
+        if world is None or world.broken:
+            return
+        world.drain()
+        replayed = Scheduler(world.machine, world.scheduler.policy)
+        assert [replayed.handle(event, now) for event, now in world.log] == world.answers
+
+
+settings.register_profile(
+    "core",
+    max_examples=int(EXAMPLES or 150),
+    stateful_step_count=60,
+    derandomize=EXAMPLES is None,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.timeout(0 if EXAMPLES else 120)
+class TestScheduling(Scheduling.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings.get_profile("core")

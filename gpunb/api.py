@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import importlib
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,7 @@ from gpunb import accelerators, backend, serialize
 from gpunb.core.placement import describe, type_resource
 from gpunb.core.resources import UNIT, Device, Machine, parse_resources
 from gpunb.exceptions import GpunbError
-from gpunb.refs import ObjectRef, value_of
+from gpunb.refs import ObjectRef, check_timeout, value_of
 from gpunb.remote_function import RemoteFunction, remote
 
 __all__ = [
@@ -125,9 +127,12 @@ def init(
     """
     global _session
     with backend.lock():
-        if _session is not None and backend.existing() is not None:
+        current = backend.existing()
+        if current is not None:
             if ignore_reinit_error:
-                return _session
+                return _session or _of_kernel(current)
+            if current.context().task is not None:
+                raise RuntimeError("gpunb.init() was called in a task, which uses the kernel's")
             raise RuntimeError(
                 "gpunb is initialised already: call gpunb.shutdown() first, "
                 "or pass ignore_reinit_error=True"
@@ -140,13 +145,21 @@ def init(
         cpus = _count(num_cpus, "num_cpus", "GPUNB_NUM_CPUS")
         gpus = _count(num_gpus, "num_gpus", "GPUNB_NUM_GPUS")
         extra = parse_resources(resources)
-        devices, notes = _devices(gpus, simulate or os.environ.get("GPUNB_SIMULATE"), extra)
+        devices, notes, vendors = _devices(
+            gpus, simulate or os.environ.get("GPUNB_SIMULATE"), extra
+        )
         if cpus is None:
             import loky
 
             cpus = loky.cpu_count()
         machine = Machine(devices, cpus * UNIT, tuple(sorted(extra.items())))
-        backend.install(backend.load("local", machine=machine, preload=modules, method=method))
+        backend.install(
+            backend.load(
+                "local", machine=machine, preload=modules, method=method, vendors=vendors
+            )
+        )
+        if "ipykernel" in sys.modules:
+            importlib.import_module("gpunb.notebook.output").install()
         _session = Session(machine, notes)
         return _session
 
@@ -164,6 +177,12 @@ def _implicit() -> backend.Backend:
 
 
 backend.start_with(_implicit)
+
+
+def _of_kernel(current: backend.Backend) -> Session:
+    """The session as a task sees it: its devices are not the task's to use."""
+    cpus = current.ask("total").get("CPU", 0)
+    return Session(Machine((), int(cpus * UNIT)), ["this is a task: the session is the kernel's"])
 
 
 def _check_address(address: str | None) -> None:
@@ -195,23 +214,24 @@ def _count(value: object, name: str, variable: str) -> int | None:
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     number = float(value)
-    if not number >= 0 or number != int(number):
+    if not math.isfinite(number) or number < 0 or number != int(number):
         raise ValueError(f"{name}={value!r} must be a whole number >= 0")
     return int(number)
 
 
 def _devices(
     gpus: int | None, simulate: str | None, resources: dict[str, int]
-) -> tuple[tuple[Device, ...], Sequence[str]]:
+) -> tuple[tuple[Device, ...], Sequence[str], Sequence[str]]:
+    """The devices to use, notes for the user, and the vendors with hardware here."""
     if simulate is not None:
-        return accelerators.take(accelerators.parse_simulate(simulate), gpus, None)
+        return *accelerators.take(accelerators.parse_simulate(simulate), gpus, None), ()
     found = accelerators.detect()
     devices, notes = accelerators.take(found.devices, gpus, found.value, variable=found.variable)
     if all(each.logical for each in devices):
         notes = (*notes, *found.notes) if gpus is None else notes
     else:
         notes = (*found.notes, *notes)
-    return _declared_types(devices, resources), notes
+    return _declared_types(devices, resources), notes, found.vendors
 
 
 def _declared_types(devices: tuple[Device, ...], resources: dict[str, int]) -> tuple[Device, ...]:
@@ -269,7 +289,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         raise TypeError(f"get takes an ObjectRef or a list of them, not {_named(refs)}")
     many: list[ObjectRef[Any]] = [refs] if single else refs
     objects = [_identity(ref, "get") for ref in many]
-    _check_timeout(timeout)
+    check_timeout(timeout)
     outcomes = backend.current().fetch(objects, timeout) if objects else []
     values = [value_of(each) for each in outcomes]
     return values[0] if single else values
@@ -308,7 +328,7 @@ def wait(
         raise ValueError("wait was given the same ref twice")
     if not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns={num_returns!r} must be between 1 and {len(refs)}")
-    _check_timeout(timeout)
+    check_timeout(timeout)
     there = backend.current().wait(objects, num_returns, timeout)
     ready = [ref for ref in refs if ref.id in there][:num_returns]
     chosen = set(ready)
@@ -396,11 +416,6 @@ def _identity(ref: object, function: str) -> backend.ObjectId:
 
 def _named(value: object) -> str:
     return f"{value!r:.60} of type {type(value).__name__}"
-
-
-def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout={timeout!r} must be a number of seconds, 0 or more")
 
 
 def session() -> Session:

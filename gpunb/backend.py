@@ -91,6 +91,9 @@ class Backend(Protocol):
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
         """Stop the task that makes the object, if it is not over."""
 
+    def interrupt(self, obj: ObjectId) -> None:
+        """Raise KeyboardInterrupt in the task that makes the object, and leave the rest to it."""
+
     def hold(self, obj: ObjectId) -> None:
         """One more reference to the object exists here."""
 

@@ -155,7 +155,8 @@ class TaskError(GpunbError):
         classes that cannot be derived from. A cause that is a TaskError itself (the error of a
         task inside this task) is not wrapped twice: its own cause counts, and the texts are joined.
         """
-        if isinstance(cause, TaskError):
+        if issubclass(type(cause), TaskError):  # isinstance() would ask the cause for __class__
+            assert isinstance(cause, TaskError)
             traceback = because(traceback, cause)
             cause = cause.cause
         return _make(_Failure(task, cause, traceback, process))
@@ -264,7 +265,7 @@ def _class_for(cause: BaseException) -> type[TaskError]:
     """Return the class, made once per type of cause, that is both a TaskError and that type."""
     kind = type(cause)
     loop_enders = (StopIteration, StopAsyncIteration)
-    if not isinstance(cause, Exception) or isinstance(cause, loop_enders):
+    if not issubclass(kind, Exception) or issubclass(kind, loop_enders):
         return TaskError
     if issubclass(TaskError, kind):
         return TaskError
@@ -301,9 +302,12 @@ def _blank(cls: type[TaskError], cause: BaseException) -> TaskError | None:
 
 def native_new(kind: type) -> Callable[..., Any]:
     """Return the `__new__` of the nearest base in C, the one that lays out the instance."""
-    heap_type = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made it
-    base = next(base for base in kind.__mro__ if not base.__flags__ & heap_type)
-    return base.__new__
+    return next(base for base in kind.__mro__ if not is_heap_type(base)).__new__
+
+
+def is_heap_type(kind: type) -> bool:
+    """Return whether a class statement made it, or something like one."""
+    return bool(kind.__flags__ & 1 << 9)  # Py_TPFLAGS_HEAPTYPE
 
 
 def _safely(text: Callable[[Any], str], value: object) -> str:

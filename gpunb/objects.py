@@ -80,20 +80,18 @@ class Segment:
         """
         pieces = [_pieces(buffer) for buffer in buffers]
         spans, size = _lay_out([sum(map(len, parts)) for parts in pieces])
+        segment = None
         try:
-            descriptor = _memory_file()
-        except OSError as error:
-            raise _clearer(error, size) from error
-        segment = cls(descriptor, size)
-        try:
-            os.ftruncate(descriptor, size)
-            _write_all(descriptor, _without_gaps(pieces, spans))
-            _seal(descriptor)
-        except OSError as error:
-            segment.close()
-            raise _clearer(error, size) from error
-        except BaseException:
-            segment.close()
+            segment = cls(_memory_file(), size)
+            os.ftruncate(segment.fileno(), size)
+            _write_all(segment.fileno(), _without_gaps(pieces, spans))
+            _seal(segment.fileno())
+        except BaseException as error:
+            if segment is not None:
+                segment.close()
+            pieces.clear()  # the error's traceback would keep the data alive
+            if isinstance(error, OSError):
+                raise _clearer(error, size) from error
             raise
         return segment, spans
 
@@ -188,7 +186,7 @@ def untouched(view: Buffer) -> bool:
     """
     try:
         with pickle.PickleBuffer(view).raw() as raw:
-            return not raw.nbytes or _pages_untouched(_address(raw), raw.nbytes)
+            return not raw.nbytes or _pages_untouched(address(raw), raw.nbytes)
     except (BufferError, TypeError, ValueError, OSError, ImportError):
         return False
 
@@ -204,8 +202,8 @@ _NOT_COPIED = bytes(
 _PAGES_AT_ONCE = 64 * 1024
 
 
-def _pages_untouched(address: int, length: int) -> bool:
-    first, last = address // PAGE, (address + length - 1) // PAGE
+def _pages_untouched(start: int, length: int) -> bool:
+    first, last = start // PAGE, (start + length - 1) // PAGE
     pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
         while first <= last:
@@ -219,7 +217,8 @@ def _pages_untouched(address: int, length: int) -> bool:
         os.close(pagemap)
 
 
-def _address(raw: memoryview) -> int:
+def address(raw: memoryview) -> int:
+    """Return where in this process's memory a writable, flat view begins."""
     import ctypes
 
     return ctypes.addressof(ctypes.c_char.from_buffer(raw))
@@ -228,7 +227,15 @@ def _address(raw: memoryview) -> int:
 def _pieces(buffer: Buffer | Sequence[Buffer]) -> list[memoryview]:
     """Return the buffer's parts as flat views of bytes, without copying."""
     parts = buffer if isinstance(buffer, (list, tuple)) else (buffer,)
-    return [pickle.PickleBuffer(part).raw() for part in parts]
+    return [_flat(part) for part in parts]
+
+
+def _flat(part: Buffer) -> memoryview:
+    if isinstance(part, pickle.PickleBuffer):
+        return part.raw()
+    if isinstance(part, memoryview) and part.format == "B" and part.ndim == 1 and part.contiguous:
+        return part
+    return pickle.PickleBuffer(part).raw()
 
 
 def _lay_out(lengths: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], int]:

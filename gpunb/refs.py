@@ -49,6 +49,7 @@ class ObjectRef(Generic[T]):
             TaskError: the task raised; also an instance of what it raised.
             GetTimeoutError: the value did not come in time; the task goes on.
         """
+        check_timeout(timeout)
         value: T = value_of(backend.current().fetch([self.id], timeout)[0])
         return value
 
@@ -117,6 +118,11 @@ class ObjectRef(Generic[T]):
             facts = None
         suffix = f"[{index}]" if index else ""
         return f"<ObjectRef {describe(task, facts)}{suffix}>"
+
+
+def check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r} must be a number of seconds, 0 or more")
 
 
 def describe(task: int, facts: dict[str, Any] | None) -> str:

@@ -80,6 +80,7 @@ class AcceleratorSuite:
             devices = plugin.devices()
         except DetectionError:
             return
+        assert not isinstance(plugin.notes, str), "notes are a list or tuple of texts"
         assert all(isinstance(note, str) and note for note in plugin.notes), "notes are texts"
         assert devices or plugin.notes, "without devices, notes say why"
 

@@ -91,6 +91,14 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class InterruptRequested:
+    """Somebody pressed Stop: raise KeyboardInterrupt in the task, and take what it makes of it
+    for its end. A task that does not run yet is cancelled."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
 class KillRequested:
     """Somebody wants the actor's process ended, for good unless `restart`."""
 
@@ -119,6 +127,7 @@ Event: TypeAlias = (
     | Blocked
     | Unblocked
     | CancelRequested
+    | InterruptRequested
     | KillRequested
     | ActorReleased
     | TimeReached

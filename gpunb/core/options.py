@@ -186,4 +186,8 @@ def _environment(value: object) -> tuple[tuple[str, str], ...]:
     for name, text in pairs.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(f"runtime_env['env_vars'] must hold texts, not {name!r}: {text!r}")
+        if not name or "=" in name or "\0" in name + text:
+            raise ValueError(
+                f"runtime_env['env_vars'] has {name!r}: {text!r}, which no environment can hold"
+            )
     return tuple(sorted(pairs.items()))

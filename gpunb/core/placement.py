@@ -192,10 +192,7 @@ def _device_problems(demand: Demand, machine: Machine) -> Iterable[str]:
     if demand.gpu_memory and not groups:
         sizes = [each.memory for each in machine.devices if each.memory is not None]
         if not sizes:
-            yield (
-                f"{size_text(demand.gpu_memory)} of GPU memory cannot be placed, because the "
-                f"devices have no known memory: {there}; ask for num_gpus instead"
-            )
+            yield f"the devices have no known memory: {there}; ask for num_gpus instead"
         else:
             yield f"no {'such ' if demand.types else ''}device has that much memory: {there}"
     elif demand.gpus >= UNIT and sum(map(len, groups)) * UNIT < demand.gpus:
@@ -257,13 +254,17 @@ def _why_devices(
         )
         busy = sorted({task for at, _ in places for task in holders.get(at, ())})
         return text + _held(busy)
-    at, units = max(places, key=lambda each: (capacity.shares[each[0]] - each[1], -each[0]))
-    device = capacity.machine.devices[at]
-    asked = f"{size_text(demand.gpu_memory)} (" if demand.gpu_memory else ""
+    devices = capacity.machine.devices
+    room = {at: capacity.shares[at] for at, _ in places}
+    if demand.gpu_memory:
+        room = {at: share * (devices[at].memory or 0) // UNIT for at, share in room.items()}
+    at = max(room, key=lambda each: (room[each], -each))
+    asked, left = amount(demand.gpus), amount(room[at])
+    if demand.gpu_memory:
+        asked, left = size_text(demand.gpu_memory), size_text(room[at])
     return (
-        f"needs {asked}{amount(units)}{')' if asked else ''} of one {kind}GPU; the largest free "
-        f"share is {amount(capacity.shares[at])} on GPU {device.id}"
-        + _held(sorted(holders.get(at, ())))
+        f"needs {asked} of one {kind}GPU; the largest free share is {left} "
+        f"on GPU {devices[at].id}" + _held(sorted(holders.get(at, ())))
     )
 
 

@@ -100,6 +100,8 @@ class Scheduler:
                 self.actors.create(event, now)
             case ev.CancelRequested():
                 self._cancel(event.task, event.force, event.recursive)
+            case ev.InterruptRequested():
+                self._interrupt(event.task)
             case ev.KillRequested():
                 self.actors.kill(event)
             case ev.ActorReleased():
@@ -386,6 +388,15 @@ class Scheduler:
                 self.kill(task.worker)
             else:
                 self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
+
+    def _interrupt(self, ident: TaskId) -> None:
+        task = self.tasks.get(ident)
+        if task is None:
+            return
+        if task.state != "running" or task.worker is None:
+            self.settle(task, Cancelled())
+        else:
+            self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
 
     def kill(self, worker: WorkerId) -> None:
         self.workers[worker].killed = True

@@ -12,8 +12,9 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, assert_never
 
@@ -32,18 +33,20 @@ from gpunb.exceptions import (
     GetTimeoutError,
     GpunbError,
     InfeasibleRequestError,
+    ObjectLostError,
     OutOfMemoryError,
     TaskCancelledError,
     WorkerCrashedError,
 )
 from gpunb.objects import Segment
 from gpunb.runtime.jobs import Job, Past
-from gpunb.runtime.output import Console, Sink
+from gpunb.runtime.output import Sink
 from gpunb.runtime.requests import Requests
 from gpunb.runtime.setup import Setups
 from gpunb.runtime.store import Store
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
+from gpunb.workers import system
 from gpunb.workers.forking import ForkSource
 from gpunb.workers.loop import Loop
 from gpunb.workers.pool import Pool, Process
@@ -52,8 +55,15 @@ from gpunb.workers.spawning import SpawnSource
 
 T = TypeVar("T")
 
+# Numbers go on in the next session: a ref of an earlier one never means something else.
+_TASKS = itertools.count(1)
+_PUTS = itertools.count(1)
+
 HISTORY = 10_000
 """Events kept for a look back, and tasks remembered after their end."""
+
+_DESCRIPTORS = 8192
+"""Open files that this process should be allowed: a worker takes four, a large object one."""
 
 _REPORTS: dict[str, tasks.Report] = {
     "ok": tasks.Succeeded(),
@@ -72,6 +82,7 @@ class Local:
         *,
         preload: Sequence[str] = (),
         method: str = "fork",
+        vendors: Sequence[str] = (),
         standbys: int = 2,
         policy: Policy | None = None,
     ) -> None:
@@ -83,11 +94,12 @@ class Local:
         self.history: deque[tuple[ev.Event, float]] = deque(maxlen=HISTORY)
         self.pool = Pool(self.loop, self, standbys)
         self.source: ForkSource | SpawnSource | None = None
+        descriptors = system.allow_descriptors(_DESCRIPTORS)
+        if policy is None:
+            policy = Policy(max_workers=min(Policy().max_workers, descriptors // 8))
         self._scheduler = Scheduler(machine, policy)
         self._requests = Requests(self)
-        self._setups = Setups(machine, pin_environment)
-        self._tasks = itertools.count(1)
-        self._puts = itertools.count(1)
+        self._setups = Setups(machine, functools.partial(pin_environment, vendors=tuple(vendors)))
         self._refusals: dict[Demand, str | None] = {}
         self._by_worker: dict[WorkerId, set[TaskId]] = {}
         self._events: deque[ev.Event] = deque()
@@ -101,7 +113,7 @@ class Local:
         )
         self._thread.start()
         atexit.register(self.shutdown)
-        os.register_at_fork(after_in_child=self._forked)
+        _sessions.add(self)
 
     # ================================================================ the backend, for any thread
 
@@ -124,7 +136,7 @@ class Local:
             raise InfeasibleRequestError(f"{call.spec.name}: {reason}")
         for obj in call.inputs:
             self.store.entry(obj)
-        ident = next(self._tasks)
+        ident = next(_TASKS)
         results = [(ident, index) for index in range(call.returns)]
         for each in results:
             self.store.create(each)
@@ -138,7 +150,7 @@ class Local:
 
     def put(self, payload: Payload) -> ObjectId:
         self._check_alive()
-        obj = (0, next(self._puts))
+        obj = (0, next(_PUTS))
         self.store.create(obj, Outcome(payload))
         for inner in payload.references:
             self.loop.post((self.store.hold, inner))
@@ -146,7 +158,7 @@ class Local:
 
     def keep(self, payload: Payload) -> ObjectId:
         """As `put`, on the loop's thread."""
-        obj = (0, next(self._puts))
+        obj = (0, next(_PUTS))
         for inner in payload.references:
             self.store.hold(inner)
         self.store.create(obj, Outcome(payload))
@@ -154,10 +166,12 @@ class Local:
 
     def fetch(self, objects: Sequence[ObjectId], timeout: float | None) -> list[Outcome]:
         self._check_alive()
+        self._check_may_wait(objects, len(objects), timeout)
         return self.store.fetch(objects, timeout)
 
     def wait(self, objects: Sequence[ObjectId], count: int, timeout: float | None) -> set[ObjectId]:
         self._check_alive()
+        self._check_may_wait(objects, count, timeout)
         return self.store.wait(objects, count, timeout)
 
     def notify(self, obj: ObjectId, callback: Callable[[], None]) -> None:
@@ -169,6 +183,10 @@ class Local:
         self.store.entry(obj)
         if obj[0]:
             self.loop.post((self.feed, ev.CancelRequested(obj[0], force, recursive)))
+
+    def interrupt(self, obj: ObjectId) -> None:
+        self._check_alive()
+        self.loop.post((self.feed, ev.InterruptRequested(obj[0])))
 
     def hold(self, obj: ObjectId) -> None:
         self._check_alive()
@@ -211,7 +229,18 @@ class Local:
         if self._closed:
             raise GpunbError("this session was shut down: call gpunb.init() for a new one")
 
-    def _forked(self) -> None:
+    def _check_may_wait(
+        self, objects: Sequence[ObjectId], count: int, timeout: float | None
+    ) -> None:
+        if timeout == 0 or threading.get_ident() != self._thread.ident:
+            return
+        if len(self.store.wait(objects, count, 0)) < count:
+            raise GpunbError(
+                "a callback of a future must not wait for other tasks: it runs on the thread that "
+                "hears of their end"
+            )
+
+    def forked(self) -> None:
         """In a child that somebody forked off the kernel: let go of what is the parent's."""
         for process in self.pool.processes():
             process.channel.close()
@@ -251,6 +280,9 @@ class Local:
             self._failure = error
             self._fail_all(error)
             self.pool.close()
+        finally:
+            self.loop.close()
+            self.store.clear()
 
     def _receive(self, item: tuple[Any, ...]) -> None:
         item[0](*item[1:])
@@ -322,10 +354,14 @@ class Local:
         job = self.jobs.get(message.task)
         if job is None or process.worker is None:
             return
-        failed = message.report in ("raised", "retry")
-        outcomes = [Outcome(each, failed) for each in _payloads(message.results, segments)]
-        job.reported = message.attempt, outcomes
         report = _REPORTS[message.report]
+        failed = isinstance(report, tasks.Raised)
+        try:
+            outcomes = [Outcome(each, failed) for each in _payloads(message.results, segments)]
+        except ValueError as error:  # the system gave no descriptor for it
+            lost = ObjectLostError(f"the result of {job.label} did not arrive: {error}")
+            report, outcomes = tasks.Raised(), [Outcome(serialize.dumps(lost), failed=True)]
+        job.reported = message.attempt, outcomes
         self.feed(ev.Finished(message.task, message.attempt, process.worker, report))
         job.reported = None
 
@@ -336,8 +372,8 @@ class Local:
             return
         text = job.feed(name, data)
         if text and job.sink is not None:
-            if isinstance(job.sink, Console):
-                job.sink.on(process.pid)
+            if (on := getattr(job.sink, "on", None)) is not None:
+                on(process.pid)
             job.sink.text(name, text)
 
     def _job_on(self, process: Process) -> Job | None:
@@ -383,18 +419,25 @@ class Local:
 
     def _start(self, run: ev.Run) -> None:
         job = self.jobs[run.task]
-        process = self.pool.start(run.worker) if run.new else self.pool.process(run.worker)
+        try:
+            process = self.pool.start(run.worker) if run.new else self.pool.process(run.worker)
+        except OSError as error:
+            reason = f"it could not be started: {error.strerror}"
+            self.feed(ev.WorkerExited(run.worker, reason))
+            return
         if process is None:
             return  # it is gone, and `exited` is on its way
         call, spec = job.call, job.call.spec
         job.worker, job.attempt, job.pid = run.worker, run.attempt, process.pid
         job.since = time.monotonic()
+        job.gpus = self._setups.ids(run.allocation)
         setup = None
-        if run.new:
-            base = self.source.environment if self.source else {}
-            setup, job.gpus = self._setups.of(run.allocation, spec.environment, base)
-        else:
-            job.gpus = self._setups.ids(run.allocation)
+        now = self._setups.now()
+        if process.surroundings is not now:
+            base = process.surroundings
+            known = base.environment if base is not None else self._environment()
+            setup = self._setups.of(run.allocation, spec.environment, known, now)
+            process.surroundings = now
         self._by_worker[run.worker] = {job.id}
         known = spec.function in process.functions
         process.functions.add(spec.function)
@@ -421,6 +464,10 @@ class Local:
         )
         segments = [each.segment for each in payloads if each.segment is not None]
         self.pool.send(process, work, segments)
+
+    def _environment(self) -> Mapping[str, str]:
+        """What a new process starts with."""
+        return self.source.environment if self.source is not None else {}
 
     def _end(self, job: Job, outcome: tasks.Outcome) -> None:
         """The task is over: its results are there, or what came in their place."""
@@ -523,23 +570,36 @@ class Local:
 
 def _payloads(wires: Sequence[tuple[msg.Wire, bool]], segments: Sequence[Segment]) -> list[Payload]:
     taken = iter(segments)
-    return [Payload.from_wire(wire, next(taken) if own else None) for wire, own in wires]
+    return [Payload.from_wire(wire, next(taken, None) if own else None) for wire, own in wires]
 
 
 def _memory_was_short(path: str = "/sys/fs/cgroup/memory.events") -> bool:
     """Whether the kernel has killed for want of memory here since this was last asked."""
     global _oom_kills
+    before, _oom_kills = _oom_kills, _count_oom_kills(path)
+    return _oom_kills > before
+
+
+def _count_oom_kills(path: str = "/sys/fs/cgroup/memory.events") -> int:
     try:
         with open(path) as events:
             counts = dict(line.split() for line in events)
-        kills = int(counts.get("oom_kill", 0))
+        return int(counts.get("oom_kill", 0))
     except (OSError, ValueError):
-        return False
-    before, _oom_kills = _oom_kills, kills
-    return kills > before
+        return 0
 
 
-_oom_kills = 0
+_oom_kills = _count_oom_kills()
+
+_sessions: weakref.WeakSet[Local] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for session in list(_sessions):
+        session.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def start(machine: Machine, **settings: Any) -> Local:

@@ -18,7 +18,10 @@ TAIL = 4096
 
 
 class Sink(Protocol):
-    """Receives what one job shows. Called on the runtime's thread; must not block."""
+    """Receives what one job shows. Called on the runtime's thread; must not block.
+
+    One that has a method `on(pid)` is told of the worker's process before each text.
+    """
 
     def text(self, stream: str, text: str) -> None:
         """Text written to ``"stdout"`` or ``"stderr"``."""
@@ -39,7 +42,6 @@ class Console:
         self._pid = pid
 
     def text(self, stream: str, text: str) -> None:
-        target = sys.stdout if stream == "stdout" else sys.stderr
         prefix = f"({self._name} pid={self._pid}) "
         lines = text.splitlines(keepends=True)
         start = self._at_start[stream]
@@ -48,8 +50,12 @@ class Console:
             pieces.append(prefix + line if start else line)
             start = line.endswith(("\n", "\r"))
         self._at_start[stream] = start
+        self.write(stream, "".join(pieces))
+
+    def write(self, stream: str, text: str) -> None:
+        target = sys.stdout if stream == "stdout" else sys.stderr
         try:
-            target.write("".join(pieces))
+            target.write(text)
             target.flush()
         except (OSError, ValueError):
             pass  # a closed terminal is no reason to stop

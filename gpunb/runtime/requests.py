@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpunb import serialize
 from gpunb.backend import Call, ObjectId, Outcome
 from gpunb.core import events as ev
 from gpunb.objects import Segment
+from gpunb.runtime.store import Entry
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 from gpunb.workers.pool import Process
@@ -28,10 +30,11 @@ class Requests:
 
     def handle(self, process: Process, request: msg.Request, segments: list[Segment]) -> None:
         taken = iter(segments)
-        payloads = [
-            Payload.from_wire(wire, next(taken) if own else None) for wire, own in request.payloads
-        ]
         try:
+            payloads = [
+                Payload.from_wire(wire, next(taken, None) if own else None)
+                for wire, own in request.payloads
+            ]
             match request.verb:
                 case "submit":
                     self._submit(process, request, payloads[0])
@@ -44,6 +47,9 @@ class Requests:
                 case "cancel":
                     obj, force, recursive = request.arguments
                     self._runtime.feed(ev.CancelRequested(obj[0], force, recursive))
+                    self._reply(process, request, None)
+                case "interrupt":
+                    self._runtime.feed(ev.InterruptRequested(request.arguments[0][0]))
                     self._reply(process, request, None)
                 case "ask":
                     what, arguments = request.arguments
@@ -150,6 +156,7 @@ class Requests:
             late()
             return
         left = itertools.count(count - len(there) - 1, -1)
+        waiting: list[tuple[Entry, Callable[[], None]]] = []
         over = False
 
         def end(answer: Any) -> None:
@@ -157,6 +164,9 @@ class Requests:
             if over:
                 return
             over = True
+            for entry, callback in waiting:
+                entry.forget(callback)
+            waiting.clear()
             if not process.gone:
                 runtime.feed(ev.Unblocked(request.task, request.attempt))
                 try:
@@ -164,14 +174,16 @@ class Requests:
                 except Exception as error:
                     self._fail(process, request, error)
 
-        def one(obj: ObjectId) -> None:
-            outcome = runtime.store.get(obj)
+        def one(entry: Entry) -> None:
+            outcome = entry.outcome
             if next(left) <= 0 or (fail_fast and outcome is not None and outcome.failed):
                 end(finish)
 
         runtime.feed(ev.Blocked(request.task, request.attempt))
-        for obj, entry in entries.items():
+        for entry in entries.values():
             if entry.outcome is None:
-                runtime.store.notify(obj, lambda obj=obj: one(obj))  # type: ignore[misc]
+                callback = functools.partial(one, entry)
+                waiting.append((entry, callback))
+                entry.notify(callback)
         if timeout is not None:
             runtime.loop.at(time.monotonic() + timeout, lambda: end(late))

@@ -6,9 +6,9 @@ Entries are made by whoever hands in the task, and read by anybody.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from gpunb.backend import ObjectId, Outcome
@@ -25,6 +25,22 @@ class Entry:
         self.count = 1
         self.outcome = outcome
         self.waiters: list[Callable[[], None]] | None = [] if outcome is None else None
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        """Call back when the object is there: at once, or later on the loop's thread."""
+        waiters = self.waiters
+        if waiters is not None:
+            waiters.append(callback)
+            # If it came in between, whoever takes the callback out of the list calls it.
+            if self.waiters is not None or not _taken(waiters, callback):
+                return
+        callback()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call back any more."""
+        waiters = self.waiters
+        if waiters is not None:
+            _taken(waiters, callback)
 
 
 class Store:
@@ -73,18 +89,7 @@ class Store:
 
     def notify(self, obj: ObjectId, callback: Callable[[], None]) -> None:
         """Call back when the object is there: at once, or later on the loop's thread."""
-        entry = self.entry(obj)
-        waiters = entry.waiters
-        if waiters is not None:
-            waiters.append(callback)
-            if entry.waiters is not None:
-                return
-            # It came in between. Whoever takes the callback out of the list calls it.
-            try:
-                waiters.remove(callback)
-            except ValueError:
-                return
-        callback()
+        self.entry(obj).notify(callback)
 
     def wait(self, objects: Sequence[ObjectId], count: int, timeout: float | None) -> set[ObjectId]:
         """Block until `count` of the objects are there, or one failed, or time is up."""
@@ -92,13 +97,8 @@ class Store:
         there = _there(entries)
         if len(there) >= count or timeout == 0:
             return there
-        gate = _shut()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        counter = _Counter(count - len(there), gate)
-        for obj, entry in entries.items():
-            if obj not in there:
-                self.notify(obj, lambda entry=entry: counter.tell(entry))  # type: ignore[misc]
-        gate.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic()))
+        missing = [entry for obj, entry in entries.items() if obj not in there]
+        _Counter(count - len(there)).wait(missing, timeout)
         return _there(entries)
 
     def fetch(self, objects: Sequence[ObjectId], timeout: float | None) -> list[Outcome]:
@@ -118,14 +118,12 @@ class Store:
     def _wait_all(
         self, objects: Sequence[ObjectId], entries: list[Entry], timeout: float | None
     ) -> None:
-        missing = {obj for obj, entry in zip(objects, entries, strict=True) if not entry.outcome}
-        gate = _shut()
-        counter = _Counter(len(missing), gate, fail_fast=True)
-        for obj in missing:
-            entry = self.entry(obj)
-            self.notify(obj, lambda entry=entry: counter.tell(entry))  # type: ignore[misc]
-        if not gate.acquire(timeout=-1 if timeout is None else timeout):
-            late = sorted(obj for obj in missing if self.get(obj) is None)
+        missing = {
+            obj: entry for obj, entry in zip(objects, entries, strict=True) if not entry.outcome
+        }
+        counter = _Counter(len(missing), fail_fast=True)
+        if not counter.wait(list(missing.values()), timeout):
+            late = sorted(obj for obj, entry in missing.items() if entry.outcome is None)
             if late:
                 shown = ", ".join(f"#{task}" if task else "a put" for task, _ in late[:4])
                 raise GetTimeoutError(
@@ -184,6 +182,11 @@ class Store:
         for obj, count in self._workers.pop(worker, {}).items():
             self.drop(obj, count)
 
+    def clear(self) -> None:
+        """Forget everything, and with it the memory."""
+        self._entries.clear()
+        self._workers.clear()
+
     def _let_go(self, obj: ObjectId, entry: Entry) -> None:
         if self._entries.pop(obj, None) is not None and entry.outcome is not None:
             for inner in entry.outcome.payload.references:
@@ -195,13 +198,27 @@ class _Counter:
 
     __slots__ = ("_fail_fast", "_gate", "_left", "_seen")
 
-    def __init__(self, left: int, gate: threading.Lock, *, fail_fast: bool = False) -> None:
+    def __init__(self, left: int, *, fail_fast: bool = False) -> None:
         self._left = left
         self._seen = itertools.count(1)
-        self._gate = gate
+        self._gate = threading.Lock()
+        self._gate.acquire()
         self._fail_fast = fail_fast
 
-    def tell(self, entry: Entry) -> None:
+    def wait(self, entries: Sequence[Entry], timeout: float | None) -> bool:
+        """Whether enough of the entries are there within `timeout` seconds."""
+        callbacks = [functools.partial(self._tell, entry) for entry in entries]
+        try:
+            for entry, callback in zip(entries, callbacks, strict=True):
+                entry.notify(callback)
+            limit = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+            return self._gate.acquire(timeout=limit)
+        finally:
+            # Who waits again and again for the same objects leaves nothing behind.
+            for entry, callback in zip(entries, callbacks, strict=True):
+                entry.forget(callback)
+
+    def _tell(self, entry: Entry) -> None:
         enough = next(self._seen) >= self._left
         failed = self._fail_fast and entry.outcome is not None and entry.outcome.failed
         if enough or failed:
@@ -211,10 +228,12 @@ class _Counter:
                 pass  # it is open already
 
 
-def _shut() -> threading.Lock:
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
+def _taken(waiters: list[Callable[[], None]], callback: Callable[[], None]) -> bool:
+    try:
+        waiters.remove(callback)
+    except ValueError:
+        return False
+    return True
 
 
 def _there(entries: dict[ObjectId, Entry]) -> set[ObjectId]:

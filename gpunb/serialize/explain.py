@@ -29,7 +29,7 @@ _BOUND_TO_PROCESS = (
 _PROCESS_MODULES = frozenset(
     {"_thread", "threading", "_io", "io", "socket", "_socket", "ssl", "_ssl", "select", "mmap"}
     | {"subprocess", "sqlite3", "asyncio", "_asyncio", "concurrent", "multiprocessing", "weakref"}
-    | {"contextvars", "_contextvars"}
+    | {"contextvars", "_contextvars", "queue", "_queue", "selectors"}
 )
 _PROCESS_TYPES = (
     types.GeneratorType,
@@ -40,10 +40,17 @@ _PROCESS_TYPES = (
 )
 
 
+class _Failure(NamedTuple):
+    """What pickling something raised. In words: an exception would keep all frames alive."""
+
+    text: str
+    too_deep: bool
+
+
 class _Culprit(NamedTuple):
     path: tuple[str, ...]
     part: object
-    error: BaseException
+    failure: _Failure
 
 
 def explain(
@@ -63,14 +70,15 @@ def explain(
     """
     result = what.removeprefix("the ").startswith("result")
     verb = "cannot be sent back" if result else "cannot be sent to a worker"
+    known = None if error is None else _words(error)
     try:
         for subject, part in _subjects(value, what, names):
-            failure = error if part is value and error is not None else _failure(part)
+            failure = known if part is value and known is not None else _failure(part)
             if failure is not None:
                 return f"{subject} {verb}: {_reason(_Search().find(part, failure))}"
     except Exception as trouble:  # an object that answers no question, no stack left, ...
-        error = error or trouble
-    reason = f"pickling it raised {_error_text(error)}" if error else "nothing in it fails now"
+        known = known or _words(trouble)
+    reason = f"pickling it raised {known.text}" if known else "nothing in it fails now"
     return f"{what} {verb}: {reason}"
 
 
@@ -94,12 +102,14 @@ class _Search:
         self.deadline = time.monotonic() + _MOST_SECONDS
         self.above: dict[int, object] = {}
 
-    def find(self, part: object, error: BaseException) -> _Culprit:
-        """Return the culprit in `part`, which failed with `error`: itself, if no part of it is."""
-        return self._within(part, error, ()) or _Culprit((), part, error)
+    def find(self, part: object, failure: _Failure) -> _Culprit:
+        """Return the culprit in `part`, which failed: itself, if no part of it is."""
+        return self._within(part, failure, ()) or _Culprit((), part, failure)
 
-    def _within(self, part: object, error: BaseException, path: tuple[str, ...]) -> _Culprit | None:
+    def _within(self, part: object, failed: _Failure, path: tuple[str, ...]) -> _Culprit | None:
         """Return the culprit; None if `part` fails only because it points back up."""
+        if _of_process_kind(type(part)):
+            return _Culprit(path, part, failed)
         self.above[id(part)] = part
         points_back = False
         for step, inner in _parts_of(part):
@@ -111,13 +121,13 @@ class _Search:
             failure = _failure(inner)
             if failure is None:
                 continue
-            if _too_deep(failure) and type(inner) is type(part):
+            if failure.too_deep and type(inner) is type(part):
                 return _Culprit((*path, step), inner, failure)
             found = self._within(inner, failure, (*path, step))
             if found is not None:
                 return found
             points_back = True
-        return None if points_back and path else _Culprit(path, part, error)
+        return None if points_back and path else _Culprit(path, part, failed)
 
     def _exhausted(self, path: tuple[str, ...]) -> bool:
         self.probes -= 1
@@ -125,21 +135,36 @@ class _Search:
         return late or self.probes < 0 or len(path) >= _MOST_DEPTH
 
 
-def _failure(part: object) -> Exception | None:
+def _failure(part: object) -> _Failure | None:
     """Return what pickling `part` alone raises; None if it works."""
     try:
         values.pickle_in_pieces(part, [])
     except Exception as error:
-        return error
+        return _words(error)
     return None
 
 
-def _too_deep(error: BaseException) -> bool:
-    return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
+def _words(error: BaseException) -> _Failure:
+    try:
+        message = str(error)
+    except Exception:
+        message = ""
+    name = type(error).__name__
+    return _Failure(
+        text=f"{name}: {message}" if message else name,
+        too_deep=isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError),
+    )
 
 
-def _parts_of(thing: Any) -> Iterator[tuple[str, object]]:
-    """Yield (step, part) for all that is pickled along with `thing`."""
+def _parts_of(thing: object) -> Iterator[tuple[str, object]]:
+    """Yield (step, part) for all that is pickled along with `thing`, as far as it lets us see."""
+    try:
+        yield from _parts_by_kind(thing)
+    except Exception:
+        return
+
+
+def _parts_by_kind(thing: Any) -> Iterator[tuple[str, object]]:
     kind = type(thing)
     if kind is list or kind is tuple:
         yield from ((f"[{i}]", part) for i, part in enumerate(thing))
@@ -149,7 +174,7 @@ def _parts_of(thing: Any) -> Iterator[tuple[str, object]]:
         yield from ((" (an element)", part) for part in thing)
     elif kind is types.FunctionType:
         yield from _parts_of_function(thing)
-    elif isinstance(thing, type):
+    elif issubclass(kind, type):
         if by_value(thing):
             yield from ((f".{name}", part) for name, part in list(vars(thing).items()))
             yield from ((f" (base {base.__name__})", base) for base in thing.__bases__)
@@ -161,7 +186,7 @@ def _parts_of(thing: Any) -> Iterator[tuple[str, object]]:
         yield "", thing.__func__
     elif kind is property:
         yield from ((".fget", thing.fget), (".fset", thing.fset), (".fdel", thing.fdel))
-    elif kind is not types.ModuleType and not issubclass(kind, _PROCESS_TYPES):
+    elif kind is not types.ModuleType:
         yield from _parts_of_object(thing)
 
 
@@ -189,10 +214,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, obje
 def _parts_of_object(thing: Any) -> Iterator[tuple[str, object]]:
     """Yield what the object's own reducer hands to pickle: that alone counts."""
     reducer = values.StreamPickler.dispatch_table.get(type(thing))
-    try:
-        reduced = reducer(thing) if reducer is not None else thing.__reduce_ex__(values.PROTOCOL)
-    except Exception:
-        return
+    reduced = reducer(thing) if reducer is not None else thing.__reduce_ex__(values.PROTOCOL)
     if not isinstance(reduced, tuple):
         return
     _, arguments, state, items, pairs = (*reduced[:5], None, None, None)[:5]
@@ -203,8 +225,11 @@ def _parts_of_object(thing: Any) -> Iterator[tuple[str, object]]:
         yield from _attributes(state)
     yield from ((f"[{i}]", part) for i, part in enumerate(items or ()))
     yield from _items(pairs or ())
-    for part in arguments or ():
-        yield " (its class)" if isinstance(part, type) else " (a part of it)", part
+    for number, part in enumerate(arguments or ()):
+        if issubclass(type(thing), BaseException):
+            yield f".args[{number}]", part
+        else:
+            yield " (its class)" if issubclass(type(part), type) else " (a part of it)", part
 
 
 def _attributes(state: Any) -> Iterator[tuple[str, object]]:
@@ -221,37 +246,26 @@ def _reason(culprit: _Culprit) -> str:
         where += step if joined else f", {step}"
     if not where or where.startswith(" "):
         where = f"it{where}"
-    if _too_deep(culprit.error):
+    if culprit.failure.too_deep:
         limit = sys.getrecursionlimit()
         return f"{where} is nested too deeply (Python's limit is {limit:,} levels)"
     kind = type(culprit.part)
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
     article = "an" if name.lstrip("_")[:1].lower() in set("aeiou") else "a"
-    if _belongs_to_process(culprit):
-        return f"{where} is {article} {name}; {_BOUND_TO_PROCESS}"
-    return f"{where} is {article} {name}, and pickling it raised {_error_text(culprit.error)}"
-
-
-def _belongs_to_process(culprit: _Culprit) -> bool:
-    kind = type(culprit.part)
-    if isinstance(culprit.part, _PROCESS_TYPES):
-        return True
-    if str(kind.__module__).partition(".")[0] in _PROCESS_MODULES:
-        return True
     # What a type without any way to pickle says: handles of libraries written in C.
-    return isinstance(culprit.error, TypeError) and "cannot pickle" in str(culprit.error)
+    no_way = "cannot pickle" in culprit.failure.text and kind.__name__ in culprit.failure.text
+    if no_way or _of_process_kind(kind):
+        return f"{where} is {article} {name}; {_BOUND_TO_PROCESS}"
+    return f"{where} is {article} {name}, and pickling it raised {culprit.failure.text}"
+
+
+def _of_process_kind(kind: type) -> bool:
+    package = str(kind.__module__).partition(".")[0]
+    return package in _PROCESS_MODULES or issubclass(kind, _PROCESS_TYPES)
 
 
 def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _error_text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _short(key: object) -> str:

@@ -15,9 +15,9 @@ import pickle
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
-from gpunb.exceptions import GpunbError, TaskError, because, native_new
+from gpunb.exceptions import GpunbError, TaskError, because, is_heap_type, native_new
 from gpunb.serialize.values import PROTOCOL, Payload, dumps, loads, pickle_in_pieces
 
 __all__ = ["dump_failure", "load_failure"]
@@ -28,6 +28,10 @@ _MOST_ERRORS = 32
 _MOST_LINES = 400
 _MOST_CHARACTERS = 40_000
 """Of the text; fewer than a payload's inline limit, so that it arrives when memory is short."""
+
+
+# Not error.name: the class may have a say in that.
+_get = object.__getattribute__
 
 
 class _Link(NamedTuple):
@@ -57,7 +61,7 @@ def dump_failure(error: BaseException, *, task: str, skip: int = 0) -> Payload:
     """
     text = _clipped(_attempt(lambda: _traceback_text(error, skip), f"{_type_name(error)}\n"))
     references: list[Any] = []
-    root = error.cause if isinstance(error, TaskError) else error
+    root = error.cause if _is_ours(error) else error
     none: list[_Link] = []
     links = _attempt(lambda: _links(root, references), none)
     head = (task, os.getpid(), text)
@@ -75,7 +79,7 @@ def load_failure(payload: Payload, *, namespace: dict[str, Any] | None = None) -
     links = [_Link(*row) for row in rows]
     errors = [_loaded(link, namespace) for link in links]
     for error, link in zip(errors, links, strict=True):
-        if not isinstance(error, TaskError):  # that one's cause came with it
+        if not _is_ours(error):  # that one's cause came with it
             _chain(error, link, errors)
     return TaskError.of(errors[0] if errors else None, task=task, traceback=text, process=process)
 
@@ -95,6 +99,10 @@ def _loaded(link: _Link, namespace: dict[str, Any] | None) -> BaseException:
     return GpunbError(f"{link.description} (it could not be rebuilt: {reason})")
 
 
+def _is_ours(error: BaseException) -> TypeGuard[TaskError]:
+    return issubclass(type(error), TaskError)  # isinstance() may ask the error for its __class__
+
+
 def _chain(error: BaseException, link: _Link, errors: list[BaseException]) -> None:
     put = object.__setattr__  # past the __setattr__ of frozen dataclasses
     if link.context >= 0:
@@ -105,10 +113,10 @@ def _chain(error: BaseException, link: _Link, errors: list[BaseException]) -> No
 
 
 def _traceback_text(error: BaseException, skip: int) -> str:
-    frames = error.__traceback__
+    frames = _get(error, "__traceback__")
     for _ in range(skip):
         frames = frames.tb_next if frames is not None else None
-    if isinstance(error, TaskError):
+    if _is_ours(error):
         head = ["Traceback (most recent call last):\n"] if frames is not None else []
         return because("".join([*head, *traceback.format_tb(frames)]), error)
     try:
@@ -137,9 +145,10 @@ def _links(root: BaseException | None, references: list[Any]) -> list[_Link]:
     links = []
     for error in errors:
         data, description = _packed(error, references)
-        cause = place.get(id(error.__cause__), -1)
-        context = place.get(id(error.__context__), -1)
-        links.append(_Link(data, description, cause, context, error.__suppress_context__))
+        cause = place.get(id(_get(error, "__cause__")), -1)
+        context = place.get(id(_get(error, "__context__")), -1)
+        suppress = _get(error, "__suppress_context__")
+        links.append(_Link(data, description, cause, context, suppress))
     return links
 
 
@@ -154,53 +163,49 @@ def _chained(root: BaseException | None) -> list[BaseException]:
             continue
         seen.add(id(error))
         found.append(error)
-        if not isinstance(error, TaskError):
-            todo += [error.__cause__, error.__context__]
+        if not _is_ours(error):
+            todo += [_get(error, "__cause__"), _get(error, "__context__")]
     return found
 
 
 def _packed(error: BaseException, references: list[Any]) -> tuple[bytes | None, str]:
     """Return the exception's pickle, or None, and its description."""
     description = _described(error)
+    # Many exceptions do not survive their own `__init__`: pickle calls it with `args`, which are
+    # not what it was called with. Then, or if some part of one cannot be pickled, a copy travels
+    # that is made without `__init__`.
+    as_it_is = _tried(error)
+    if as_it_is.arguments is not None and as_it_is.arguments == _repr(_get(error, "args")):
+        best = as_it_is
+    else:
+        copied = _tried(_Copy(error))
+        best = as_it_is if copied.data is None else copied
+    if best.data is None:
+        reason = f"it could not be pickled: {as_it_is.trouble}"
+        return None, f"{description} (args: {_clipped(_repr(_get(error, 'args')))}; {reason})"
+    references.extend(best.references)
+    return best.data, description
+
+
+class _Trial(NamedTuple):
+    """How pickling an exception, and loading it again, went."""
+
+    data: bytes | None = None
+    references: tuple[Any, ...] = ()
+    arguments: str | None = None
+    trouble: str = ""
+
+
+def _tried(error: Any) -> _Trial:
     try:
-        data, noted = _tried(error)
+        pieces, references = pickle_in_pieces(error, None)
+        data = b"".join(pieces)
+        back = loads(Payload(data))
+        if not isinstance(back, BaseException):
+            return _Trial(trouble=f"unpickling it gives a {type(back).__name__}")
+        return _Trial(data, references, _repr(_get(back, "args")))
     except BaseException as trouble:
-        arguments = _attempt(lambda: repr(error.args), "(cannot be shown)")
-        reason = f"args: {_clipped(arguments)}; it could not be pickled: {_described(trouble)}"
-        return None, f"{description} ({reason})"
-    references.extend(noted)
-    return data, description
-
-
-def _tried(error: BaseException) -> tuple[bytes, tuple[Any, ...]]:
-    """Return the exception's pickle, which was loaded again to see that it works.
-
-    Many exceptions do not survive their own `__init__`: pickle calls it with `args`, which are not
-    what it was called with. Then, or if some part of it cannot be pickled, a copy travels that is
-    made without `__init__`.
-    """
-    plain: tuple[bytes, tuple[Any, ...]] | None = None
-    try:
-        plain, back = _round_trip(error)
-        if repr(back.args) == repr(error.args):
-            return plain
-    except BaseException as trouble:
-        reason = trouble
-    try:
-        return _round_trip(_Copy(error))[0]
-    except BaseException as trouble:
-        if plain is not None:
-            return plain
-        raise reason from trouble
-
-
-def _round_trip(error: Any) -> tuple[tuple[bytes, tuple[Any, ...]], BaseException]:
-    pieces, noted = pickle_in_pieces(error, None)
-    data = b"".join(pieces)
-    back = loads(Payload(data))
-    if not isinstance(back, BaseException):
-        raise TypeError(f"unpickling it gives a {type(back).__name__}")
-    return (data, noted), back
+        return _Trial(trouble=_described(trouble))
 
 
 class _Copy:
@@ -224,8 +229,7 @@ def _restored(
     kind: type[BaseException], arguments: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
     error: BaseException = native_new(kind)(kind, *arguments)
-    error.args = arguments
-    for name, part in state.items():
+    for name, part in {"args": arguments, **state}.items():
         _attempt(lambda n=name, p=part: object.__setattr__(error, n, p), None)  # type: ignore[misc]
     return error
 
@@ -234,11 +238,14 @@ def _fields(error: BaseException) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) for the attributes: slots, fields such as `errno`, and the `__dict__`."""
     for base in type(error).__mro__:
         for name, field in vars(base).items():
+            if not isinstance(field, types.MemberDescriptorType) or name.startswith("__"):
+                continue
             # `obj` of an AttributeError is whatever the attribute was looked for on.
-            if isinstance(field, types.MemberDescriptorType) and name not in {"obj", "exceptions"}:
-                if name.startswith("__") or not hasattr(error, name):
-                    continue
-                yield name, getattr(error, name)
+            if hasattr(error, name) and not (base is AttributeError and name == "obj"):
+                value = getattr(error, name)
+                # Of builtin types None means unset, and to set it would be something else.
+                if value is not None or is_heap_type(base):
+                    yield name, value
     yield from vars(error).items()
 
 

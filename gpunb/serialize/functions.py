@@ -22,6 +22,7 @@ Snapshot = tuple[tuple[dict[str, Any], str, object], ...]
 
 _UNBOUND = object()
 _FEW = 100
+_CONTAINERS: tuple[type, ...] = (list, tuple, set, frozenset, dict)
 
 
 def dumps_function(function: Callable[..., Any]) -> bytes:
@@ -56,7 +57,7 @@ def captured(function: Callable[..., Any]) -> Snapshot:
         if id(part) in seen:
             continue
         seen[id(part)] = part
-        if isinstance(part, types.FunctionType) and by_value(part):
+        if type(part) is types.FunctionType and by_value(part):
             space = part.__globals__
             for name in global_names(part.__code__):
                 value = space.get(name, _UNBOUND)
@@ -98,30 +99,31 @@ def closure_of(function: types.FunctionType) -> Iterator[tuple[str, object]]:
             continue
 
 
-def _parts(thing: object) -> Iterator[object]:
+def _parts(thing: Any) -> Iterator[object]:
     """Yield what travels with `thing` by value and may refer to globals itself."""
-    if isinstance(thing, types.FunctionType):
+    kind = type(thing)  # not isinstance(), which asks proxies what they are
+    if kind is types.FunctionType:
         if by_value(thing):
             yield from (value for _, value in closure_of(thing))
             yield from thing.__defaults__ or ()
             yield from (thing.__kwdefaults__ or {}).values()
             yield from vars(thing).values()
-    elif isinstance(thing, type):
+    elif issubclass(kind, type):
         if by_value(thing):
             yield from list(vars(thing).values())
             yield from thing.__bases__
-    elif isinstance(thing, types.MethodType):
+    elif kind is types.MethodType:
         yield from (thing.__func__, thing.__self__)
-    elif isinstance(thing, functools.partial):
+    elif issubclass(kind, functools.partial):
         yield from (thing.func, *thing.args, *thing.keywords.values())
-    elif isinstance(thing, (staticmethod, classmethod)):
+    elif issubclass(kind, (staticmethod, classmethod)):
         yield thing.__func__
-    elif isinstance(thing, property):
+    elif issubclass(kind, property):
         yield from (thing.fget, thing.fset, thing.fdel)
-    elif type(thing) in {list, tuple, set, frozenset, dict}:
+    elif kind in _CONTAINERS:
         yield from _few(thing)
     else:
-        yield type(thing)
+        yield kind
 
 
 def _few(container: Any) -> Iterator[object]:

@@ -85,10 +85,11 @@ class LazyModule(ModuleType):
 class _State:
     """What a lazy module must remember; it lies in the spec, as the module's dict is public."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, package: ModuleType | None = None) -> None:
         self.name = name
-        self.loader_thread: int | None = None
+        self.package = package  # keeps it alive: submodules are to hang on this very object
         self.submodules: dict[str, ModuleType] = {}
+        self.loader_thread: int | None = None
 
 
 def _state(module: ModuleType) -> _State:
@@ -100,7 +101,7 @@ def _state(module: ModuleType) -> _State:
 
 def _wait_for(spec: ModuleSpec, parent: ModuleType | None, tail: str) -> ModuleType:
     module = LazyModule(spec.name)
-    spec.loader_state = _State(spec.name)
+    spec.loader_state = _State(spec.name, parent)
     metadata = {"__spec__": spec, "__loader__": spec.loader, "__package__": spec.parent}
     if spec.has_location:
         metadata["__file__"] = spec.origin
@@ -171,18 +172,22 @@ class _Filling:
         state = spec.loader_state
         spec.loader = self.loader
         object.__setattr__(module, "__loader__", self.loader)
-        before = dict(vars(module))
+        space = vars(module)
+        before = dict(space)
         try:
             self.loader.exec_module(module)
         except BaseException:  # the next use tries again, from the start
-            vars(module).clear()
-            vars(module).update(before)
+            space.clear()
+            space.update(before)
             state.loader_thread = None
             raise
         # Submodules that were made first; what the package itself binds by that name wins.
         for name, submodule in state.submodules.items():
-            vars(module).setdefault(name, submodule)
+            space.setdefault(name, submodule)
         _waiting.pop(spec.name, None)
+        if sys.modules.get(spec.name) is not module:  # it replaced itself: go on asking that one
+            state.loader_thread = None
+            return
         spec.loader_state = None
         object.__setattr__(module, "__class__", ModuleType)
 

@@ -109,8 +109,12 @@ def dumps(value: Any, *, what: str = "value", names: Sequence[str] = ()) -> Payl
         stream = pickle.dumps(value, PROTOCOL)
         return Payload(stream) if len(stream) <= INLINE_LIMIT else _packed([stream], [], ())
     buffers: list[memoryview] = []
-    pieces, references = _pickle(value, buffers, what, names)
-    return _packed(pieces, buffers, references)
+    try:
+        pieces, references = _pickle(value, buffers, what, names)
+        return _packed(pieces, buffers, references)
+    except BaseException:
+        buffers.clear()  # the error's traceback would keep the data alive
+        raise
 
 
 def dumps_in_band(value: Any, *, what: str = "value") -> bytes:
@@ -211,8 +215,11 @@ def pickle_in_pieces(
     finally:
         _collector.noted = outer
     # Large bytes, bytearrays and buffers come as they are, the rest as bytes.
-    flat = [p if type(p) is bytes else pickle.PickleBuffer(p).raw() for p in pieces]
-    return flat, tuple(noted)
+    for number, piece in enumerate(pieces):
+        if type(piece) is not bytes:
+            is_buffer = isinstance(piece, pickle.PickleBuffer)
+            pieces[number] = piece.raw() if is_buffer else memoryview(piece)
+    return pieces, tuple(noted)
 
 
 def _pickle(

@@ -36,6 +36,9 @@ from gpunb.workers.remote import Remote
 INTERRUPT = struct.Struct("<qq")
 """What is in the interrupt pipe: the task and the attempt that is to be interrupted."""
 
+MOST_SEGMENTS = 200
+"""Of one message; the system's limit is 253 descriptors."""
+
 _EXIT_GRACE = 3.0
 
 
@@ -79,10 +82,12 @@ def _run_exit_functions() -> None:
 
 
 def stream(descriptor: int) -> io.TextIOWrapper:
-    """Text output that is written at once: nothing is lost in a crash, and what child processes
-    and C code print comes in its place."""
+    """Text output that is written line by line: no line is lost in a crash, and what child
+    processes and C code print comes in its place."""
     raw = io.FileIO(descriptor, "wb", closefd=False)
-    return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", write_through=True)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True
+    )
 
 
 def own_streams() -> None:
@@ -101,13 +106,15 @@ class Worker:
         self._gpu_ids: tuple[int | str, ...] = ()
         self._running: tuple[int, int] | None = None
         self._interrupted = False
+        self._early: set[tuple[int, ...]] = set()
+        self._pid = os.getpid()
         self._remote = Remote(channel)
 
     def serve(self) -> None:
         os.set_blocking(self._interrupts, False)
         _reseed()
         self._rehearse()
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.signal(signal.SIGINT, self.on_interrupt)
         backend.install(self._remote)
         try:
             self._channel.send(msg.Ready(os.getpid()))
@@ -127,20 +134,35 @@ class Worker:
 
     # --------------------------------------------------------------------------------- interrupts
 
-    def _on_interrupt(self, number: int, frame: Any) -> None:
+    def on_interrupt(self, number: int, frame: Any) -> None:
         """Raise in the attempt that is meant, and in no other."""
-        try:
-            notices = os.read(self._interrupts, 4096)
-        except BlockingIOError:
-            notices = b""
-        meant = list(INTERRUPT.iter_unpack(notices[: len(notices) // INTERRUPT.size * 16]))
+        meant = self._notices()
         if self._running is None:
+            self._early.update(meant)  # for what is on its way to this worker
             return
         if not meant:
             raise KeyboardInterrupt  # the task's own doing, or somebody's at a terminal
         if self._running in meant:
             self._interrupted = True
             raise KeyboardInterrupt
+
+    def _notices(self) -> list[tuple[int, ...]]:
+        try:
+            notices = os.read(self._interrupts, 4096)
+        except BlockingIOError:
+            return []
+        return list(INTERRUPT.iter_unpack(notices[: len(notices) // INTERRUPT.size * 16]))
+
+    def _begin(self, attempt: tuple[int, int]) -> None:
+        """From now on interrupts are meant for this attempt, and one may have been early."""
+        self._running = attempt
+        self._early.update(self._notices())
+        if self._early:
+            meant = attempt in self._early
+            self._early.clear()
+            if meant:
+                self._interrupted = True
+                raise KeyboardInterrupt
 
     # ------------------------------------------------------------------------------------ a task
 
@@ -152,8 +174,12 @@ class Worker:
         self._remote.enter(Context(work.task, work.attempt, work.name, self._gpu_ids))
         report, results = self._attempt(work, segments)
         self._running = None
+        if os.getpid() != self._pid:
+            os._exit(0)  # a child that the function forked and let return
         self._remote.leave()
         _flush()
+        if len(results) > MOST_SEGMENTS:
+            results = [*results[:MOST_SEGMENTS], *map(_inline, results[MOST_SEGMENTS:])]
         done = msg.Done(work.task, work.attempt, report, wires(results))
         self._channel.send(done, [each.segment for each in results if each.segment is not None])
 
@@ -176,7 +202,7 @@ class Worker:
         label = f"{work.name} (#{work.task})"
         try:
             try:
-                self._running = (work.task, work.attempt)
+                self._begin((work.task, work.attempt))
                 value = self._call(work, segments)
                 return "ok", _results(value, work, label)
             finally:
@@ -195,7 +221,7 @@ class Worker:
         if work.kind == "cell":
             from gpunb.workers import cells
 
-            return cells.run(serialize.loads, arguments, self._remote)
+            return cells.run(arguments, self._remote.show, f"{work.name} (#{work.task})")
         function = self._functions.get(work.function)
         if function is None:
             assert work.code is not None
@@ -272,6 +298,15 @@ def _results(value: Any, work: msg.Execute, label: str) -> list[Payload]:
     return [serialize.dumps(each, what=what) for each in values]
 
 
+def _inline(payload: Payload) -> Payload:
+    """The same without a segment of its own."""
+    if payload.segment is None:
+        return payload
+    memory = payload.segment.map()
+    stream, *buffers = (bytes(memory[start : start + size]) for start, size in payload.spans)
+    return Payload(stream, tuple(buffers), references=payload.references)
+
+
 def _retryable(error: BaseException, retry: bytes | bool) -> bool:
     if isinstance(retry, bool):
         return retry and isinstance(error, Exception)
@@ -291,8 +326,8 @@ def _flush() -> None:
     for each in (sys.stdout, sys.stderr):
         try:
             each.flush()
-        except (OSError, ValueError):
-            pass
+        except Exception:
+            pass  # closed, or not a stream at all: the task may have put anything there
 
 
 # ----------------------------------------------------------------------------- before there is work

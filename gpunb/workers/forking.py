@@ -29,6 +29,7 @@ class _Generation:
         self.sock = sock
         self.processes: dict[int, Process] = {}
         self.usable = True
+        self.served = False
 
 
 class ForkSource:
@@ -44,6 +45,7 @@ class ForkSource:
         self._second: _Generation | None = None
         self._process: Any = None
         self._deaths: list[float] = []
+        self._stillborn = 0
         self._closed = False
         self.environment: dict[str, str] = {}
         self.preloaded: dict[str, str | None] | None = None
@@ -162,7 +164,7 @@ class ForkSource:
             self.notes.append(f"preload: not used, workers import for themselves: {unsafe}")
             self._drop(generation)
             return
-        generation.usable = True
+        generation.usable = generation.served = True
         self._pool.renew()
 
     def _drop(self, generation: _Generation) -> None:
@@ -184,7 +186,10 @@ class ForkSource:
         hopeless = len(self._deaths) > _RESTARTS
         if generation is self._second:
             self._second = None
-            if self._first is not None and not hopeless:
+            self._stillborn += not generation.served
+            if self._stillborn > 1:  # the first one goes on serving
+                self.notes.append("preload: not used, the process that imported it died twice")
+            elif self._first is not None and not hopeless:
                 self._breed()
         else:
             self._first = None

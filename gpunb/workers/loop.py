@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-Post = Callable[[], None]
+_LONGEST = 3600.0
+"""Seconds of one sleep; the system's limit is some days."""
 
 
 class Loop:
@@ -76,7 +77,7 @@ class Loop:
         while not self._stopped:
             self._asleep = True
             timeout = 0.0 if inbox else self._timeout()
-            if not timeout:
+            if timeout == 0.0:
                 self._asleep = False
             events = self._epoll.poll(timeout)
             self._asleep = False
@@ -95,14 +96,19 @@ class Loop:
                 self._run_later()
 
     def close(self) -> None:
-        """Give the loop's own descriptors back."""
+        """End for good, after `run`. What is posted from now on is never looked at."""
         self._epoll.close()
+        self._watched.clear()
+        self._later.clear()
+
+    def __del__(self) -> None:
+        # Not earlier: a thread that posts at this moment might wake what has its number by then.
         os.close(self._wake)
 
     def _timeout(self) -> float | None:
         if not self._later:
             return None
-        return max(0.0, self._later[0][0] - time.monotonic())
+        return min(max(0.0, self._later[0][0] - time.monotonic()), _LONGEST)
 
     def _run_later(self) -> None:
         now = time.monotonic()

@@ -7,6 +7,7 @@ that it said was heard, and only when the children it left are gone too.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
@@ -14,9 +15,10 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpunb.core.tasks import WorkerId
+from gpunb.exceptions import OutOfMemoryError
 from gpunb.objects import Segment
 from gpunb.workers import messages as msg
 from gpunb.workers.channel import Channel, ChannelClosed, encode
@@ -30,6 +32,7 @@ large pieces."""
 CHUNK = 1 << 20
 _PIPE = 1 << 16
 _REFILL_DELAY = 0.004
+_RETRY = 1.0
 
 
 class Process:
@@ -49,6 +52,7 @@ class Process:
         "pid",
         "ready",
         "reason",
+        "surroundings",
         "token",
         "used",
         "worker",
@@ -69,6 +73,7 @@ class Process:
         self.gone = False
         self.reason: str | None = None
         self.functions: set[str] = set()
+        self.surroundings: Any = None
         self.backlog: deque[tuple[bytes, list[Segment]]] = deque()
         self.paced: set[int] = set()
 
@@ -157,8 +162,10 @@ class Pool:
         except BlockingIOError:
             process.backlog.append((data, segments))
             self._loop.watch_writing(process.channel.fileno(), True)
-        except (ChannelClosed, OSError):
+        except ChannelClosed:
             pass
+        except (OSError, OutOfMemoryError):
+            self._unreachable(process)
 
     def _send_now(self, process: Process, data: bytes, segments: list[Segment]) -> None:
         descriptors = [each.fileno() for each in segments]
@@ -170,11 +177,20 @@ class Pool:
                 self._send_now(process, *process.backlog[0])
             except BlockingIOError:
                 return
-            except (ChannelClosed, OSError):
+            except ChannelClosed:
                 process.backlog.clear()
+                break
+            except (OSError, OutOfMemoryError):
+                process.backlog.clear()
+                self._unreachable(process)
                 break
             process.backlog.popleft()
         self._loop.watch_writing(process.channel.fileno(), False)
+
+    def _unreachable(self, process: Process) -> None:
+        """It will wait for ever for what could not be sent, so it had better end."""
+        if self._source is not None:
+            self._source.signal(process, signal.SIGKILL)
 
     def interrupt(self, worker: WorkerId, task: int, attempt: int) -> None:
         """Raise KeyboardInterrupt in this attempt, if it still runs there."""
@@ -229,15 +245,24 @@ class Pool:
         self._refilling = False
         if self._source is None or self._closed or self._failures > 3:
             return
-        while len(self._waiting) < self._standbys:
-            self._waiting.append(self._start())
+        try:
+            while len(self._waiting) < self._standbys:
+                self._waiting.append(self._start())
+        except OSError:  # too many open files, say: tasks that need a process will tell
+            self._loop.after(_RETRY, self._refill)
 
     def _start(self) -> Process:
         token = next(self._tokens)
         ours, theirs = Channel.pair()
-        out, out_end = os.pipe2(os.O_CLOEXEC)
-        err, err_end = os.pipe2(os.O_CLOEXEC)
-        interrupts_end, interrupts = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with contextlib.ExitStack() as undo:
+            pipes = []
+            for _ in range(3):
+                pipes.append(os.pipe2(os.O_CLOEXEC))
+                for each in pipes[-1]:
+                    undo.callback(os.close, each)
+            undo.pop_all()
+        (out, out_end), (err, err_end), (interrupts_end, interrupts) = pipes
+        os.set_blocking(interrupts, False)
         os.set_blocking(out, False)
         os.set_blocking(err, False)
         process = Process(token, Channel(ours), out, err, interrupts)

@@ -7,6 +7,7 @@ reads the channel, and hands answers that are for others to them.
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import threading
 import time
@@ -37,12 +38,16 @@ class Remote:
         self._sending = threading.Lock()
         self._changes: deque[tuple[ObjectId, int]] = deque()
         self._others: deque[tuple[msg.Message, list[int]]] = deque()
+        self._expected: set[int] = set()
+        self._pid = os.getpid()
 
     # ------------------------------------------------------------------------------- for the loop
 
     def next_message(self) -> tuple[msg.Message, list[int]]:
-        """The next thing to do, waiting for it."""
-        return self._others.popleft() if self._others else self._channel.receive()
+        """The next thing to do, waiting for it. A thread that a task left may read it for us."""
+        while not self._others:
+            self._read(lambda: bool(self._others))
+        return self._others.popleft()
 
     def enter(self, context: Context) -> None:
         self._context = context
@@ -96,6 +101,9 @@ class Remote:
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
         self._request("cancel", (obj, force, recursive))
 
+    def interrupt(self, obj: ObjectId) -> None:
+        self._request("interrupt", (obj,))
+
     def hold(self, obj: ObjectId) -> None:
         self._changes.append((obj, 1))
 
@@ -132,6 +140,11 @@ class Remote:
     def _request(
         self, verb: str, arguments: tuple[Any, ...], payloads: Sequence[Payload] = ()
     ) -> tuple[Any, list[Payload]]:
+        if os.getpid() != self._pid:
+            raise exceptions.GpunbError(
+                "this process was forked from a task's, and gpunb does not work in forks: "
+                "use gpunb.remote instead"
+            )
         self._report_references()
         number = next(self._numbers)
         wires = tuple((each.wire(), each.segment is not None) for each in payloads)
@@ -139,8 +152,12 @@ class Remote:
         request = msg.Request(
             number, context.task or 0, context.attempt or 0, verb, arguments, wires
         )
-        self._send(request, payloads)
-        reply, segments = self._answer(number)
+        self._expected.add(number)
+        try:
+            self._send(request, payloads)
+            reply, segments = self._answer(number)
+        finally:
+            self._expected.discard(number)
         taken = iter(segments)
         values = [
             Payload.from_wire(wire, next(taken) if own else None) for wire, own in reply.payloads
@@ -154,15 +171,21 @@ class Remote:
             found = self._answers.pop(number, None)
             if found is not None:
                 return found
-            if self._reading.acquire(timeout=0.05):
-                try:
-                    if number in self._answers:
-                        continue
-                    message, descriptors = self._channel.receive()
-                finally:
-                    self._reading.release()
-                if isinstance(message, msg.Reply):
-                    segments = [Segment.adopt(each) for each in descriptors]
-                    self._answers[message.request] = (message, segments)
-                else:
-                    self._others.append((message, descriptors))
+            self._read(lambda: number in self._answers)
+
+    def _read(self, there: Callable[[], bool]) -> None:
+        """Take one message off the channel, unless another thread does and it is there then."""
+        if not self._reading.acquire(timeout=0.05):
+            return
+        try:
+            if there():
+                return
+            message, descriptors = self._channel.receive()
+            if not isinstance(message, msg.Reply):
+                self._others.append((message, descriptors))
+                return
+            segments = [Segment.adopt(each) for each in descriptors]
+            if message.request in self._expected:  # else whoever asked was interrupted
+                self._answers[message.request] = (message, segments)
+        finally:
+            self._reading.release()

@@ -134,10 +134,11 @@ class Zygote:
             pass
 
     def _fork_worker(self, token: object, descriptors: Sequence[int]) -> None:
+        me = os.getpid()
         pid = self._fork(token)
         if pid == 0:
             try:
-                if system.die_with_parent(os.getppid()):
+                if system.die_with_parent(me):
                     child.main(*descriptors)
             finally:
                 os._exit(1)
@@ -194,15 +195,16 @@ class Zygote:
             # Not reaped yet, so nobody else can have its number: the group is its own.
             system.kill_group(pid)
         _, status = os.waitpid(pid, 0)
-        self._sweep()
+        left = self._sweep()
         if token is not None:
             del self._pids[token]
             self._ended.append((token, status, set(self._orphans)))
         self._orphans.discard(pid)
-        self._report(pid)
+        self._report(pid, left)
 
-    def _sweep(self) -> None:
-        """Kill what dead workers left: it has become a child of this process."""
+    def _sweep(self) -> set[int]:
+        """Kill what dead workers left: it has become a child of this process. The new ones."""
+        found = set()
         for pid in system.children() or ():
             if pid not in self._tokens and pid not in self._orphans:
                 system.kill_group(pid)
@@ -212,12 +214,17 @@ class Zygote:
                 except ProcessLookupError:
                     continue
                 self._orphans.add(pid)
+                found.add(pid)
+        return found
 
-    def _report(self, gone: int) -> None:
-        """Say of a worker that it is gone when all that it left is gone too."""
+    def _report(self, gone: int, heirs: set[int]) -> None:
+        """Say of a worker that it is gone when all that it left is gone too, `heirs` of what
+        is `gone` now among them."""
         waiting = []
         for token, status, left in self._ended:
-            left.discard(gone)
+            if gone in left:
+                left.discard(gone)
+                left.update(heirs)
             if left:
                 waiting.append((token, status, left))
             else:
@@ -252,6 +259,8 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
         except BaseException as error:
             problems[name] = f"{type(error).__name__}: {error}"
     child.warm_up()
+    if "IPython" in sys.modules:
+        importlib.import_module("gpunb.workers.cells").prepare()
     unsafe = _unsafe()
     # From here on the poll loop sees the end of the parent and can clean up after itself.
     system.die_with_parent(parent, 0)

@@ -15,6 +15,7 @@ class Installed:
 
     def __init__(self) -> None:
         self.points: list[EntryPoint] = []
+        self.real = registry._entry_points
 
     def add(self, name: str, value: str) -> None:
         self.points.append(EntryPoint(name, value, registry.GROUP))

@@ -1,10 +1,12 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pynvml
 import pytest
 
+import gpunb
 from gpunb.accelerators import Accelerator, DetectionError, Process, Usage
 from gpunb.accelerators.nvidia import Nvidia
 from gpunb.accelerators.testing import AcceleratorSuite
@@ -277,6 +279,16 @@ def test_use_is_read_whole(nvml):
     )
 
 
+def test_zero_is_a_reading(nvml):
+    usage = measured(nvml, replace(A100, used=0, busy=0, celsius=0))
+    assert (usage.memory_used, usage.utilization, usage.temperature) == (0, 0, 0)
+
+
+def test_a_busy_device_is_a_hundred_percent_busy(nvml):
+    assert measured(nvml, replace(A100, busy=100)).utilization == 100
+    assert measured(nvml, replace(A100, busy=101)).utilization is None
+
+
 def test_nobody_is_not_the_same_as_unknown(nvml):
     assert measured(nvml, A100).processes == ()
     unknown = {"nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION}
@@ -289,8 +301,10 @@ def test_who_draws_may_stay_unknown(nvml):
 
 
 def test_a_process_that_computes_and_draws_is_one(nvml):
-    card = replace(A100, compute={30: 7, 20: None, 40: 5}, graphics={30: 3, 20: 2, 10: None})
-    assert measured(nvml, card).processes == ((10, None), (20, 2), (30, 7), (40, 5))
+    computing = {30: 7, 20: None, 40: 5, 50: 1, 60: 8}
+    drawing = {30: 3, 20: 2, 10: None, 50: 4, 60: None}
+    processes = measured(nvml, replace(A100, compute=computing, graphics=drawing)).processes
+    assert processes == ((10, None), (20, 2), (30, 7), (40, 5), (50, 4), (60, 8))
 
 
 def test_bytes_of_a_process_that_nvml_does_not_know(nvml):
@@ -424,4 +438,5 @@ def test_importing_loads_neither_nvml_nor_metadata():
         "heavy = {'pynvml', 'importlib.metadata', 'ctypes', 'numpy'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    root = Path(gpunb.__file__).parents[1]
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=root, timeout=60)

@@ -1,4 +1,3 @@
-import importlib.metadata
 import sys
 from types import ModuleType
 
@@ -151,19 +150,14 @@ def test_metadata_that_cannot_be_read_is_told(monkeypatch):
     assert "cannot be listed: UnicodeDecodeError" in problem
 
 
-def test_a_real_installed_package_is_found(monkeypatch, tmp_path):
-    """With real metadata: what `_entry_points` is, where it is not replaced."""
+def test_a_real_installed_package_is_found(plugins, monkeypatch, tmp_path):
     info = tmp_path / "some_gpus-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-gpus\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[gpunb.accelerators]\nsome = no_such_module:Some\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(
-        registry,
-        "_entry_points",
-        lambda: importlib.metadata.entry_points(group=registry.GROUP),
-    )
-    problems = [each for each in registry.load_installed() if "some" in each]
-    assert problems[0].startswith(
+    monkeypatch.setattr(registry, "_entry_points", plugins.real)
+    (problem,) = [each for each in registry.load_installed() if "some-gpus" in each]
+    assert problem.startswith(
         "the accelerator plug-in 'some' of some-gpus (no_such_module:Some) does not load: "
     )

@@ -33,6 +33,27 @@ class TestFailing(AcceleratorSuite):
         return Failing()
 
 
+class TestExtremes(AcceleratorSuite):
+    """Readings that are at their limits, and right."""
+
+    def make(self):
+        return Extreme()
+
+
+class Extreme(Example):
+    variable = None
+    notes = ("device 2 is left out",)
+
+    def devices(self):
+        return [self.device(0, memory=1, type="E"), self.device("GPU-1", key="GPU-1")]
+
+    def usage(self, devices):
+        full = Usage(1, 1, 100, 0, (Process(1, 0), Process(2, None)))
+        idle = Usage(0, 1, 0, -5, ())
+        known = {"example:0": full, "GPU-1": idle}
+        return {device.key: known.get(device.key, Usage()) for device in devices}
+
+
 class Failing(Example):
     def devices(self):
         raise DetectionError("the driver does not answer: restart it")
@@ -83,6 +104,8 @@ LISTS = iter(range(1_000_000))
         (listing(A(0), A(1, id=0)), "no_two_devices_are_the_same"),
         ({"devices": lambda self: [self.device(next(LISTS))]}, "listing_again_gives_the_same"),
         (listing(), "no_devices_have_a_reason"),
+        ({"notes": "one text"}, "no_devices_have_a_reason"),
+        ({"notes": ("",)}, "no_devices_have_a_reason"),
         ({"notes": (None,)}, "no_devices_have_a_reason"),
         (pinning(lambda ids: {}), "pinning_names_the_ids_in_order"),
         (pinning(lambda ids: SHARED), "pinning_names_the_ids_in_order"),

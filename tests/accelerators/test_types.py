@@ -163,6 +163,8 @@ def test_an_unknown_name_is_an_attribute_error(module):
         ("NVIDIA Graphics Device", "Graphics-Device"),
         ("NVIDIA DGX Display", "DGX-Display"),
         ("Orin (nvgpu)", "Orin-(nvgpu)"),
+        ("NVIDIA Thor", "Thor"),
+        ("NVIDIA-branded A100", "NVIDIA-branded-A100"),
         ("Tesla 7 x", "Tesla-7-x"),
         ("NVIDIA", "NVIDIA"),
         ("", None),

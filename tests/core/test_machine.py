@@ -17,8 +17,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gpunb.core import events as ev
+from gpunb.core.placement import refusal
+from gpunb.core.resources import Demand
 from gpunb.core.scheduler import Policy, Scheduler
-from gpunb.core.tasks import Interrupted, Raised, Succeeded
+from gpunb.core.tasks import Interrupted, Raised, Report, Succeeded
 from tests.core.world import World, ask, machine
 
 EXAMPLES = os.environ.get("GPUNB_EXAMPLES")
@@ -49,9 +51,10 @@ POLICIES = [
     Policy(age=0, stop_grace=2, exit_grace=2, idle_limit=5, max_workers=2),
     Policy(age=1000, stop_grace=2, exit_grace=50, idle_limit=1000, max_workers=3),
 ]
-REPORTS = [Succeeded(), Succeeded(), Raised(), Raised(retry=True), Interrupted()]
+REPORTS = [Succeeded()] * 4 + [Raised(), Raised(retry=True), Interrupted()]
 
 any_index = st.integers(min_value=0, max_value=30)
+maybe_index = st.sampled_from([None] * 12 + [0, 1, 2, 3])
 seldom = st.sampled_from([False, False, False, True])
 
 
@@ -64,12 +67,17 @@ class Scheduling(RuleBasedStateMachine):
     def begin(self, at: int, policy: Policy, data: st.DataObject) -> None:
         self.world = World(MACHINES[at], policy)
         # Contention finds more than variety: few demands, which meet on few devices.
-        few = st.lists(st.sampled_from(DEMANDS), min_size=2, max_size=6, unique=True)
+        fitting = [each for each in DEMANDS if refusal(each, MACHINES[at]) is None]
+        few = st.lists(st.sampled_from(fitting), min_size=2, max_size=6, unique=True)
         self.demands = data.draw(few)
         self.mail: list[ev.Event] = []
         self.actors: list[int] = []
 
     # ---------------------------------------------------------------------------------- picking
+
+    def _demand(self, at: int) -> Demand:
+        """One of the few, or, seldom, one that this machine can never meet."""
+        return ask(gpus=9) if at == 30 else self.demands[at % len(self.demands)]
 
     def _task(self, at: int | None) -> tuple[int, ...]:
         """A task that is not over, as the submitter knows it, or none."""
@@ -92,14 +100,15 @@ class Scheduling(RuleBasedStateMachine):
         function=st.sampled_from("fg"),
         retries=st.sampled_from([0, 0, 1, 2, -1]),
         timeout=st.sampled_from([None, None, None, 1.0, 4.0]),
-        need=st.none() | any_index,
-        second=st.none() | any_index,
-        parent=st.none() | any_index,
+        need=maybe_index,
+        second=maybe_index,
+        parent=maybe_index,
         environment=seldom,
-        copies=st.sampled_from([1, 1, 1, 2, 5]),
+        copies=st.sampled_from([1, 2, 3, 6]),
     )
     def submit(
         self,
+        *,
         at: int,
         calls: int,
         function: str,
@@ -113,7 +122,7 @@ class Scheduling(RuleBasedStateMachine):
     ) -> None:
         for _ in range(copies):
             self.world.submit(
-                self.demands[at % len(self.demands)],
+                self._demand(at),
                 needs={*self._task(need), *self._task(second)},
                 parent=self._parent(parent),
                 function=f"{function}{calls}",
@@ -129,11 +138,12 @@ class Scheduling(RuleBasedStateMachine):
         retries=st.sampled_from([0, 0, 1, -1]),
         concurrency=st.sampled_from([1, 1, 2, 3]),
         timeout=st.sampled_from([None, None, 4.0]),
-        need=st.none() | any_index,
-        parent=st.none() | any_index,
+        need=maybe_index,
+        parent=maybe_index,
     )
     def create(
         self,
+        *,
         at: int,
         restarts: int,
         retries: int,
@@ -143,7 +153,7 @@ class Scheduling(RuleBasedStateMachine):
         parent: int | None,
     ) -> None:
         actor = self.world.actor(
-            self.demands[at % len(self.demands)],
+            self._demand(at),
             needs=self._task(need),
             parent=self._parent(parent),
             timeout=timeout,
@@ -157,8 +167,8 @@ class Scheduling(RuleBasedStateMachine):
     @rule(
         at=any_index,
         timeout=st.sampled_from([None, None, 1.0]),
-        need=st.none() | any_index,
-        parent=st.none() | any_index,
+        need=maybe_index,
+        parent=maybe_index,
         copies=st.sampled_from([1, 2, 3]),
     )
     def call(
@@ -175,31 +185,39 @@ class Scheduling(RuleBasedStateMachine):
     # ---------------------------------------------------------------------------------- workers
 
     @precondition(lambda self: self.world.runs)
-    @rule(at=any_index, report=st.sampled_from(REPORTS), exits=st.booleans())
-    def finish(self, at: int, report: Succeeded | Raised | Interrupted, exits: bool) -> None:
-        run = self._run(at)
-        self.world.finish(run.task, report)
-        if exits and run.worker in self.world.ending:
-            self.world.exit(run.worker)
+    @rule(
+        which=st.lists(st.tuples(any_index, st.sampled_from(REPORTS)), min_size=1, max_size=6),
+        exits=st.booleans(),
+    )
+    def finish(self, which: list[tuple[int, Report]], exits: bool) -> None:
+        for at, report in which:
+            if self.world.runs:
+                run = self._run(at)
+                self.world.finish(run.task, report)
+                if exits and run.worker in self.world.ending:
+                    self.world.exit(run.worker)
 
     @precondition(lambda self: self.world.runs)
     @rule(at=any_index, report=st.sampled_from(REPORTS))
-    def finish_unheard(self, at: int, report: Succeeded | Raised | Interrupted) -> None:
+    def finish_unheard(self, at: int, report: Report) -> None:
         """The report is under way: it may arrive later, or twice, or never."""
         run = self._run(at)
         self.mail.append(ev.Finished(run.task, run.attempt, run.worker, report))
 
     @precondition(lambda self: self.world.runs)
-    @rule(at=any_index, shift=st.sampled_from([-1, 1]), what=st.booleans())
-    def finish_of_another(self, at: int, shift: int, what: bool) -> None:
-        """A report with the wrong attempt, or from a worker that does not run the task."""
+    @rule(at=any_index, shift=st.sampled_from([-1, 1]), what=st.integers(0, 3))
+    def hear_of_another(self, at: int, shift: int, what: int) -> None:
+        """A message with the wrong attempt, or of a worker that does not run the task."""
         run = self._run(at)
-        attempt, worker = run.attempt, run.worker
-        if what:
-            attempt += shift
-        else:
-            worker += shift
-        self.world.send(ev.Finished(run.task, attempt, worker, Succeeded()))
+        wrong = run.attempt + shift
+        event: ev.Event = ev.Finished(run.task, wrong, run.worker, Succeeded())
+        if what == 1:
+            event = ev.Finished(run.task, run.attempt, run.worker + shift, Succeeded())
+        elif what == 2:
+            event = (ev.Blocked if shift > 0 else ev.Unblocked)(run.task, wrong)
+        elif what == 3:
+            event = ev.WorkerExited(900 + shift, "never started")
+        self.world.send(event)
 
     @precondition(lambda self: self.mail)
     @rule(at=any_index, again=seldom)
@@ -221,10 +239,6 @@ class Scheduling(RuleBasedStateMachine):
     def exit(self, at: int) -> None:
         ending = sorted(self.world.ending)
         self.world.exit(ending[at % len(ending)])
-
-    @rule(worker=st.integers(min_value=900, max_value=901))
-    def exit_of_nobody(self, worker: int) -> None:
-        self.world.exit(worker)
 
     @precondition(lambda self: self.world.runs)
     @rule(at=any_index, on=st.booleans(), late=seldom)
@@ -299,7 +313,7 @@ class Scheduling(RuleBasedStateMachine):
 settings.register_profile(
     "core",
     max_examples=int(EXAMPLES or 150),
-    stateful_step_count=60,
+    stateful_step_count=80,
     derandomize=EXAMPLES is None,
     database=None,
     deadline=None,

@@ -65,6 +65,11 @@ def ask(
     return Demand(round(gpus * UNIT), memory * GiB, round(cpus * UNIT), units(resources), types)
 
 
+def acts(decisions: list[ev.Decision]) -> list[ev.Decision]:
+    """The decisions without the times to wake at."""
+    return [each for each in decisions if not isinstance(each, ev.WakeAt)]
+
+
 class World:
     """A scheduler, a clock, and books of what its decisions would have done.
 
@@ -238,7 +243,7 @@ class World:
     def free(self) -> list[float]:
         return [each / UNIT for each in self.scheduler.capacity.shares]
 
-    # ------------------------------------------------------------------------ carrying out decisions
+    # ---------------------------------------------------------------------- carrying out decisions
 
     def _carry_out(self, decision: ev.Decision) -> None:
         match decision:
@@ -256,7 +261,7 @@ class World:
             case ev.Retire(worker):
                 assert worker in self.live
                 assert worker not in self.ending, "retired a worker that ends anyway"
-                assert not self._on(worker), "retired a worker that has work"
+                assert not self.tasks_on(worker), "retired a worker that has work"
                 self.ending.add(worker)
             case ev.Kill(worker):
                 assert worker in self.live, "killed a worker that is gone"
@@ -266,7 +271,7 @@ class World:
                 assert self.wake is None or time < self.wake
                 self.wake = time
 
-    def _on(self, worker: WorkerId) -> list[TaskId]:
+    def tasks_on(self, worker: WorkerId) -> list[TaskId]:
         return [task for task, run in self.runs.items() if run.worker == worker]
 
     def _run(self, run: ev.Run) -> None:
@@ -297,7 +302,7 @@ class World:
             assert self.calls[run.task] == self.history[run.worker][0]
             return
         assert run.task not in self.constructors, "an actor in a used worker"
-        assert not self._on(run.worker), "two tasks in one worker"
+        assert not self.tasks_on(run.worker), "two tasks in one worker"
         assert not spec.fresh, "a fresh task in a used worker"
         assert {each.environment for each in past} == {spec.environment}
         devices = {each.demand if each.demand.wants_device else None for each in [*past, spec]}
@@ -315,7 +320,7 @@ class World:
             del self.runs[event.task]
 
     def _gone(self, worker: WorkerId) -> None:
-        for task in self._on(worker):
+        for task in self.tasks_on(worker):
             del self.runs[task]
         self.live.pop(worker, None)
         self.ending.discard(worker)
@@ -591,9 +596,13 @@ def _check_liveness(core: Scheduler) -> None:
     for demand in core.queue.lines:
         if core.full:
             break
-        avoid, spare = ((), None) if kept is None or kept.demand == demand else (
-            kept.devices,
-            kept.spare,
+        avoid, spare = (
+            ((), None)
+            if kept is None or kept.demand == demand
+            else (
+                kept.devices,
+                kept.spare,
+            )
         )
         assert core.capacity.place(demand, avoid=avoid, spare=spare) is None, "fits and waits"
     workers = core.workers.values()

@@ -1,0 +1,1 @@
+"""Measurements of gpunb, of what the system itself needs, and of the alternatives."""

@@ -1,0 +1,123 @@
+"""The status of a session as text and as HTML, from the snapshot that everything shows."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpunb.core.resources import size_text
+
+_STYLE = """
+<style>
+.gpunb-status table {border-collapse: collapse; margin: .3em 0}
+.gpunb-status td, .gpunb-status th {padding: .1em .7em .1em 0; text-align: left}
+.gpunb-status .bar {display: inline-block; width: 8em; height: .8em; border: 1px solid #8888;
+  background: linear-gradient(#5a9 0 0) no-repeat; vertical-align: middle}
+.gpunb-status .why {opacity: .75}
+</style>
+"""
+
+FINISHED = 5
+"""Finished jobs to show."""
+
+
+class StatusView:
+    """What `%gpu` shows: devices with who holds them, running, waiting and finished jobs."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.facts = facts
+
+    def __repr__(self) -> str:
+        lines = []
+        for head, rows in self._tables():
+            widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+            for row in [head, *rows]:
+                cells = zip(row, widths, strict=True)
+                lines.append("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
+            lines.append("")
+        if self._unlisted():
+            lines.append(self._unlisted())
+        return "\n".join(lines).rstrip()
+
+    def _repr_html_(self) -> str:
+        tables = []
+        for head, rows in self._tables(bars=True):
+            header = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+            body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
+            tables.append(f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>")
+        rest = f"<div>{html.escape(self._unlisted())}</div>" if self._unlisted() else ""
+        return f'<div class="gpunb-status">{_STYLE}{"".join(tables)}{rest}</div>'
+
+    def _tables(self, *, bars: bool = False) -> Iterable[tuple[list[str], list[list[str]]]]:
+        facts = self.facts
+        names = {job["id"]: job["name"] for job in facts["running"]}
+        yield (
+            ["GPU", "type", "memory", "in use", "by"],
+            [_device(each, names, bars=bars) for each in facts["devices"]]
+            or [["none", "", "", "", ""]],
+        )
+        if facts["running"]:
+            rows = [_job(job, f"for {job['seconds']:.1f} s") for job in facts["running"]]
+            yield ["running", "job", "on", "since", ""], rows
+        if facts["waiting"]:
+            rows = [_job(job, str(job["waits_for"] or "")) for job in facts["waiting"]]
+            yield ["waiting", "job", "on", "why", ""], rows
+        if facts["finished"]:
+            rows = [
+                [
+                    f"#{job['id']}",
+                    job["name"],
+                    _ids(job["gpus"]),
+                    f"{job['seconds']:.2f} s",
+                    job["state"],
+                ]
+                for job in facts["finished"][:FINISHED]
+            ]
+            yield ["finished", "job", "on", "took", "ended"], rows
+
+    def _unlisted(self) -> str:
+        more = self.facts["queued"] - len(self.facts["waiting"])
+        return f"and {more} more waiting" if more > 0 else ""
+
+
+def _device(device: Mapping[str, Any], names: Mapping[int, str], *, bars: bool) -> list[str]:
+    used = 1.0 - device["free"]
+    holders = ", ".join(
+        f"#{task} {names.get(task, '')}".strip() + f" ({share:g})" for task, share in device["held"]
+    )
+    kind = device["type"] or ("logical" if device["logical"] else device["name"])
+    memory = size_text(device["memory"]) if device["memory"] else ""
+    shown = f"{used:.4f}".rstrip("0").rstrip(".")
+    return [
+        str(device["id"]),
+        kind,
+        memory,
+        f"\x00{used:.4f}\x00{shown}" if bars else shown,
+        holders,
+    ]
+
+
+def _job(job: Mapping[str, Any], last: str) -> list[str]:
+    ids = [each[0] for each in job["gpus"]]
+    return [f"#{job['id']}", job["name"], _ids(ids), last, ""]
+
+
+def _ids(ids: Sequence[Any]) -> str:
+    return f"GPU {', '.join(map(str, ids))}" if ids else "CPU"
+
+
+def _cells(row: Sequence[str]) -> str:
+    return "".join(f"<td>{_cell(each)}</td>" for each in row)
+
+
+def _cell(text: str) -> str:
+    if not text.startswith("\x00"):
+        return html.escape(text)
+    _, used, shown = text.split("\x00")
+    percent = 100 * float(used)
+    return (
+        f'<span class="bar" role="meter" aria-label="share in use" aria-valuemin="0" '
+        f'aria-valuemax="1" aria-valuenow="{used}" style="background-size: {percent:.0f}% 100%">'
+        f"</span> {shown}"
+    )

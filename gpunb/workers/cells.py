@@ -1,0 +1,391 @@
+"""A notebook's cell, run in a worker: in an InteractiveShell of its own, so that it is a cell.
+
+What it shows is sent home as it happens. What it binds, and what it changed of what it was given,
+is the result of the task; so is its error, because a cell that fails has bound names as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from traitlets.config import Config
+
+from gpunb import serialize
+from gpunb.serialize import Payload
+from gpunb.workers.changes import Fingerprints
+from gpunb.workers.child import Worker
+
+FLUSH = 0.05
+"""Seconds after which text without a line end is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell on its way to a worker.
+
+    Attributes:
+        source: its text as the user wrote it, magics and all, without the ``%%gpu`` line.
+        first_line: that line, so that line numbers are those of the notebook.
+        number: the notebook's execution count for it.
+        modules: names to bind to modules, by module name.
+        binds: names that it may bind; None if that cannot be told from its text.
+        outputs: names to bring home, and no others; None for all.
+        colors: how tracebacks are coloured, as the kernel's shell has it.
+        xmode: how long they are.
+        interactivity: the kernel's ``ast_node_interactivity``.
+    """
+
+    source: str
+    first_line: str
+    number: int
+    modules: Mapping[str, str] = field(default_factory=dict)
+    binds: frozenset[str] | None = None
+    outputs: tuple[str, ...] | None = None
+    colors: str = "neutral"
+    xmode: str = "Context"
+    interactivity: str = "last_expr"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a cell ended; beside it travel the values that come home.
+
+    Attributes:
+        modules: names bound to modules, by module name.
+        deleted: names that it was given and that are gone.
+        kept: names that stay behind, each with the reason.
+        changed: names whose objects, given to the cell, were changed in place.
+        shown: whether the value under `LAST` in the values is that of the last expression.
+        failure: what it raised, as `serialize.dump_failure` made it.
+        traceback: the lines that IPython shows for that.
+    """
+
+    modules: dict[str, str] = field(default_factory=dict)
+    deleted: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
+    shown: bool = False
+    failure: Payload | None = None
+    traceback: tuple[str, ...] = ()
+
+
+LAST = "\x00last"
+"""The key, no possible name, of the last expression's value."""
+
+Show = Callable[..., None]
+
+
+class _Publisher(DisplayPublisher):
+    """Sends home what is displayed."""
+
+    show: Show
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        source: Any = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        _flush()
+        kind = "update_display_data" if update else "display_data"
+        content = {"data": data, "metadata": metadata or {}, "transient": transient or {}}
+        type(self).show(kind, content)
+
+    def clear_output(self, wait: bool = False) -> None:
+        _flush()
+        type(self).show("clear_output", {"wait": wait})
+
+
+class _Hook(DisplayHook):
+    """Sends home what the value of an expression looks like, and keeps the last one."""
+
+    show: Show
+    cell = ""
+    value: Any = None
+    shown = False
+
+    def quiet(self) -> bool:
+        return bool(self.semicolon_at_end_of_expression(type(self).cell))
+
+    def __call__(self, result: Any = None) -> None:
+        self.check_for_underscore()
+        if result is None or self.quiet():
+            return
+        data, metadata = self.compute_format_data(result)
+        self.fill_exec_result(result)
+        type(self).value, type(self).shown = result, True
+        prepare().user_ns["_"] = result
+        if data:
+            _flush()
+            type(self).show("execute_result", {"data": data, "metadata": metadata})
+
+
+class Shell(InteractiveShell):
+    """The shell of a worker: no history, no terminal, no questions."""
+
+    traceback_lines: list[str]
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        self.traceback_lines = list(stb)
+
+    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
+        """As IPython does, but of an interrupt show the line that it hit, not our handler."""
+        frames = sys.exc_info()[2]
+        while frames is not None and frames.tb_next is not None:
+            if frames.tb_next.tb_frame.f_code is Worker.on_interrupt.__code__:
+                frames.tb_next = None
+                break
+            frames = frames.tb_next
+        super().showtraceback(*args, **kwargs)
+
+    def init_sys_modules(self) -> None:
+        """Leave ``sys.modules["__main__"]`` for `_adopt_main`."""
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """There is no event loop to integrate with."""
+
+    def ask_exit(self) -> None:
+        """A cell cannot end the notebook."""
+
+
+_shell: Shell | None = None
+
+
+def prepare() -> Shell:
+    """Make the process's shell; in the zygote, so that a cell does not wait for it."""
+    global _shell
+    if _shell is None:
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.InteractiveShell.cache_size = 0
+        main = types.ModuleType("__main__")
+        # Not as the singleton yet: a plain task should not look like a notebook to libraries.
+        shell = Shell(
+            config=config,
+            user_module=main,
+            display_pub_class=_Publisher,
+            displayhook_class=_Hook,
+        )
+        shell.traceback_lines = []
+        sys.modules["__main__"] = main
+        _shell = shell
+    return _shell
+
+
+def run(arguments: Payload, show: Show, label: str) -> Payload:
+    """Run a cell and return its `Ending`, with the values that come home."""
+    shell = prepare()
+    kinds: list[Any] = list(Shell._walk_mro())  # noqa: SLF001
+    for kind in kinds:  # as `instance()` does
+        kind._instance = shell  # noqa: SLF001
+    _Publisher.show = staticmethod(show)
+    _Hook.show = staticmethod(show)
+    names = shell.user_ns
+    cell, values = serialize.loads(arguments, namespace=names)
+    for name, module in cell.modules.items():
+        names[name] = _imported(module)
+    names.update(values)
+    before = dict(names)
+    fingerprints = Fingerprints(values)
+    _dress(shell, cell)
+    with _flusher():
+        result = _execute(shell, cell)
+    _flush()
+    return _ending(cell, result, before, fingerprints, label)
+
+
+def _imported(name: str) -> Any:
+    __import__(name)
+    return sys.modules[name]
+
+
+def _dress(shell: Shell, cell: Cell) -> None:
+    """Take over how the notebook shows things."""
+    shell.execution_count = cell.number
+    shell.ast_node_interactivity = cell.interactivity
+    try:
+        shell.colors = cell.colors
+        shell.InteractiveTB.set_mode(mode=cell.xmode)
+    except Exception:  # a theme that only the kernel knows
+        pass
+    # The kernel says which matplotlib backend a notebook's figures need; IPython's own flushes
+    # them at the end of a cell.
+    if os.environ.get("MPLBACKEND", "").endswith("backend_inline") and "matplotlib" in sys.modules:
+        import matplotlib.pyplot  # noqa: F401 - registers the flush
+
+
+def _execute(shell: Shell, cell: Cell) -> ExecutionResult:
+    # A comment in place of the %%gpu line keeps the line numbers; where the cell goes on with a
+    # cell magic, that one must come first.
+    nested = cell.source.lstrip().startswith("%%")
+    source = cell.source if nested else f"#{cell.first_line}\n{cell.source}"
+    _Hook.cell, _Hook.value, _Hook.shown = cell.source, None, False
+    shell.traceback_lines = []
+    result: ExecutionResult = shell.run_cell(source, store_history=False)
+    return result
+
+
+# ------------------------------------------------------------------------------------ the way home
+
+
+def _ending(
+    cell: Cell,
+    result: ExecutionResult,
+    before: Mapping[str, Any],
+    fingerprints: Fingerprints,
+    label: str,
+) -> Payload:
+    shell = prepare()
+    error = result.error_before_exec or result.error_in_exec
+    lines = tuple(shell.traceback_lines)
+    names = shell.user_ns
+    changed = [
+        name
+        for name in fingerprints.changed()
+        if names.get(name) is before[name] and (cell.outputs is None or name in cell.outputs)
+    ]
+    wanted = _wanted(names, cell, before, changed)
+    missing = [name for name in cell.outputs or () if name not in names]
+    if missing and error is None:
+        error = NameError(f"--out asks for {', '.join(missing)}, which the cell did not bind")
+        lines = (f"NameError: {error}",)
+    failure = serialize.dump_failure(error, task=label) if error is not None else None
+    modules = {
+        name: each.__name__ for name, each in wanted.items() if isinstance(each, types.ModuleType)
+    }
+    values = {name: each for name, each in wanted.items() if name not in modules}
+    if _Hook.shown and error is None:
+        values[LAST] = _Hook.value
+    deleted = tuple(name for name in before if name not in names)
+
+    def packed(kept: tuple[tuple[str, str], ...] = ()) -> Payload:
+        ending = Ending(modules, deleted, tuple(changed), kept, LAST in values, failure, lines)
+        return serialize.dumps((ending, values), what="names of the cell")
+
+    try:
+        return packed()
+    except Exception:  # something among them cannot be pickled; the rest still goes home
+        return packed(_leave_behind(values, strict=cell.outputs is not None))
+
+
+def _leave_behind(values: dict[str, Any], *, strict: bool) -> tuple[tuple[str, str], ...]:
+    """Take out of the values what cannot be pickled, and say why."""
+    kept = []
+    for name in list(values):
+        try:
+            serialize.dumps(values[name], what=name)
+        except Exception as reason:
+            if name == LAST:
+                del values[name]
+                continue
+            if strict:
+                raise TypeError(f"--out {name}: {reason}") from None
+            kept.append((name, str(reason)))
+            del values[name]
+    return tuple(kept)
+
+
+_OWN = frozenset(
+    [
+        "In",
+        "Out",
+        "exit",
+        "quit",
+        "get_ipython",
+        "open",
+        "_",
+        "__",
+        "___",
+        "_i",
+        "_ii",
+        "_iii",
+        "_dh",
+        "_ih",
+        "_oh",
+        "_exit_code",
+        "__builtin__",
+        "__builtins__",
+        "__name__",
+        "__doc__",
+        "__loader__",
+        "__package__",
+        "__spec__",
+    ]
+)
+"""Names in a shell's namespace that are the shell's, not the cell's."""
+
+
+def _wanted(
+    names: Mapping[str, Any], cell: Cell, before: Mapping[str, Any], changed: list[str]
+) -> dict[str, Any]:
+    """What the cell bound, and what it changed in place."""
+    if cell.outputs is not None:
+        return {name: names[name] for name in cell.outputs if name in names}
+    wanted = {}
+    for name, value in names.items():
+        if name in _OWN or (name.startswith("_i") and name[2:].isdigit()):
+            continue
+        bound = name not in before or before[name] is not value
+        if bound and (cell.binds is None or name in cell.binds):
+            wanted[name] = value
+    wanted.update((name, names[name]) for name in changed)
+    return wanted
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+
+
+class _flusher:  # noqa: N801 - used as a verb
+    """While a cell runs, shows text that does not end its line, as a notebook does.
+
+    No fork may happen while it writes, or the child would wait for it for ever.
+    """
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpunb-flush", daemon=True)
+
+    def __enter__(self) -> None:
+        _register()
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(FLUSH):
+            with _writing:
+                _flush()
+
+
+_writing = threading.Lock()
+_registered = False
+
+
+def _register() -> None:
+    global _registered
+    if not _registered:
+        _registered = True
+        os.register_at_fork(
+            before=_writing.acquire,
+            after_in_parent=_writing.release,
+            after_in_child=_writing.release,
+        )

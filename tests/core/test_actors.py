@@ -1,0 +1,599 @@
+"""The lives of actors: calls in order, concurrency, restarts, and every way to end."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunb.core import events as ev
+from gpunb.core.resources import Allocation
+from gpunb.core.snapshot import snapshot
+from gpunb.core.tasks import (
+    ActorDied,
+    Cancelled,
+    Crashed,
+    Interrupted,
+    Raised,
+    Refused,
+    Succeeded,
+    TimedOut,
+    UpstreamFailed,
+)
+from tests.core.conftest import MakeWorld
+from tests.core.world import acts, ask
+
+
+def killed(actor: int) -> ActorDied:
+    return ActorDied(actor, "it was killed")
+
+
+def crashed(actor: int) -> ActorDied:
+    return ActorDied(actor, "killed by signal 11")
+
+
+# ------------------------------------------------------------------------------------------- calls
+
+
+def test_the_life_of_an_actor(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    actor = world.actor(ask(gpus=0.5))
+    given = Allocation((("gpu-0", 5000),))
+    assert world.answers[-1] == [ev.Run(actor, 1, 1, given, new=True, last=False)]
+    call = world.call(actor)
+    assert world.waits(call)
+    run = ev.Run(call, 1, 1, given, new=False, last=False)
+    assert world.finish(actor) == [ev.Settle(actor, Succeeded()), run]
+    assert world.finish(call) == [ev.Settle(call, Succeeded())]
+    assert world.free() == [0.5]
+    assert acts(world.release(actor)) == [ev.Retire(1)]
+    assert world.free() == [0.5]
+    world.exit(1)
+    assert world.free() == [1.0]
+
+
+def test_calls_run_one_after_another_in_order(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    calls = [world.call(actor) for _ in range(5)]
+    for call in calls:
+        assert world.running() == [call]
+        world.finish(call)
+
+
+def test_concurrent_calls_start_in_order(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_concurrency=3)
+    calls = [world.call(actor) for _ in range(5)]
+    assert world.running() == calls[:3]
+    world.finish(calls[1])
+    assert world.running() == [calls[0], calls[2], calls[3]]
+    world.finish(calls[3])
+    assert world.running() == [calls[0], calls[2], calls[4]]
+
+
+def test_a_call_without_its_inputs_lets_none_pass(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    source = world.submit()
+    first = world.call(actor, needs=[source])
+    second = world.call(actor)
+    assert world.waits(first, second)
+    world.finish(source)
+    assert world.running() == [first]
+    world.finish(first)
+    assert world.running() == [second]
+
+
+def test_the_time_of_a_call_starts_when_it_runs(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    source = world.submit()
+    call = world.call(actor, needs=[source], timeout=10)
+    world.advance(100)
+    world.finish(source)
+    assert acts(world.advance(9)) == []
+    assert acts(world.advance(1)) == [ev.Interrupt(1, call, 1)]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_calls_behind_one_that_will_never_run(core: MakeWorld, how: str) -> None:
+    world = core()
+    actor = world.ready_actor()
+    source = world.submit()
+    first, second = world.call(actor, needs=[source]), world.call(actor)
+    if how == "cancelled":
+        world.cancel(first)
+        assert world.settled[first] == Cancelled()
+    else:
+        world.finish(source, Raised())
+        assert world.settled[first] == UpstreamFailed(source)
+    assert second in world.runs
+
+
+def test_a_failing_call_does_not_harm_the_actor(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    first, second = world.call(actor), world.call(actor)
+    world.finish(first, Raised())
+    assert world.settled[first] == Raised()
+    world.finish(second)
+    assert world.settled[second] == Succeeded()
+
+
+def test_calls_of_a_call(core: MakeWorld) -> None:
+    world = core()
+    actor, other = world.ready_actor(), world.ready_actor()
+    parent = world.call(actor)
+    child = world.call(other, parent=parent)
+    assert world.cancel(parent) == [ev.Interrupt(1, parent, 1), ev.Interrupt(2, child, 1)]
+
+
+def test_actors_do_not_use_workers_of_others(core: MakeWorld) -> None:
+    world = core()
+    world.finish(world.submit())
+    actor = world.actor()
+    assert world.worker(actor) == 2
+    world.finish(actor)
+    world.kill(actor)
+    world.exit(2)
+    assert world.worker(world.submit()) == 1
+
+
+def test_a_doubled_call(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    first, second = world.call(actor), world.call(actor)
+    for call in (first, second):
+        assert world.send(ev.CallSubmitted(call, actor, world.specs[call])) == []
+    assert world.send(world.log[0][0]) == []
+    world.finish(first)
+    world.finish(second)
+    assert not world.runs
+
+
+def test_a_call_blocks_and_lends_what_the_actor_holds(core: MakeWorld) -> None:
+    world = core(cpus=1)
+    actor = world.ready_actor(ask(cpus=1), max_concurrency=2)
+    first = world.call(actor)
+    task = world.submit()
+    assert world.waits(task)
+    world.block(first)
+    assert task in world.runs
+    second = world.call(actor)
+    assert world.scheduler.capacity.cpus < 0
+    world.finish(task)
+    assert world.waits(world.submit())
+    world.block(second)
+    assert len(world.runs) == 3
+
+
+# ---------------------------------------------------------------------------------------- restarts
+
+
+def test_restart(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    actor = world.ready_actor(ask(gpus=1), max_restarts=1)
+    running, waiting = world.call(actor), world.call(actor)
+    world.crash(running)
+    assert world.settled[running] == crashed(actor)
+    assert world.runs[actor].attempt == 2
+    assert world.runs[actor].worker == 2
+    assert world.waits(waiting)
+    assert world.finish(actor)[0] == ev.Run(
+        waiting, 1, 2, Allocation((("gpu-0", 10_000),)), new=False, last=False
+    )
+    world.crash(waiting)
+    assert world.settled[waiting] == crashed(actor)
+    assert world.settled[world.call(actor)] == ActorDied(actor, "it has ended")
+    assert world.free() == [1.0]
+
+
+def test_restart_waits_for_room(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    actor = world.ready_actor(ask(gpus=0.5), max_restarts=-1)
+    other = world.fresh(ask(gpus=0.5))
+    first = world.fresh(ask(gpus=0.6))
+    world.exit(1, "crash")
+    assert actor in world.runs
+    assert world.waits(first)
+    world.done(other)
+
+
+def test_calls_in_flight_are_tried_again_in_order(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_restarts=-1, max_task_retries=1, max_concurrency=3)
+    calls = [world.call(actor) for _ in range(5)]
+    world.exit(1, "killed by signal 11")
+    assert world.running() == [actor]
+    assert snapshot(world.scheduler, world.now).queued == 5
+    world.finish(actor)
+    assert world.running() == calls[:3]
+    assert [world.runs[call].attempt for call in calls[:3]] == [2, 2, 2]
+    world.exit(2, "killed by signal 11")
+    assert [world.settled[call] for call in calls[:3]] == [crashed(actor)] * 3
+    world.finish(actor)
+    assert world.running() == calls[3:]
+    assert [world.runs[call].attempt for call in calls[3:]] == [1, 1]
+
+
+def test_exceptions_of_calls_are_retried_if_they_are_to_be(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_task_retries=1)
+    call, after = world.call(actor), world.call(actor)
+    world.finish(call, Raised(retry=True))
+    assert world.running() == [call]
+    assert world.runs[call].attempt == 2
+    world.finish(call, Raised(retry=True))
+    assert world.settled[call] == Raised(retry=True)
+    assert world.running() == [after]
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_a_constructor_that_crashes(core: MakeWorld, restarts: int) -> None:
+    world = core()
+    actor = world.actor(max_restarts=restarts)
+    call = world.call(actor)
+    for _ in range(restarts):
+        world.crash(actor)
+        assert actor not in world.settled
+    world.crash(actor)
+    assert world.settled[actor] == Crashed("killed by signal 11")
+    reason = "its process ended while it was made: killed by signal 11"
+    assert world.settled[call] == ActorDied(actor, reason, actor)
+
+
+def test_a_constructor_that_fails_after_a_restart(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    actor = world.ready_actor(ask(gpus=1), max_restarts=5)
+    call = world.call(actor)
+    world.crash(call)
+    waiting = world.call(actor)
+    world.finish(actor, Raised())
+    assert world.settled[waiting] == ActorDied(actor, "its constructor failed", actor)
+    assert acts(world.answers[-1])[0] == ev.Retire(2)
+    assert world.settled[actor] == Succeeded()
+    world.exit(2)
+    assert world.free() == [1.0]
+
+
+def test_a_doubled_exit_restarts_once(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_restarts=1)
+    world.exit(1)
+    assert world.exit(1) == []
+    assert world.runs[actor].worker == 2
+
+
+# ------------------------------------------------------------------------------------ constructors
+
+
+@pytest.mark.parametrize(
+    ("report", "outcome", "reason"),
+    [
+        (Raised(), Raised(), "its constructor failed"),
+        (Raised(retry=True), Raised(retry=True), "its constructor failed"),
+        (Interrupted(), Cancelled(), "it was cancelled before it was made"),
+    ],
+)
+def test_a_constructor_that_fails(
+    core: MakeWorld, report: Raised, outcome: Raised, reason: str
+) -> None:
+    world = core(gpus=1)
+    actor = world.actor(ask(gpus=1), max_restarts=5)
+    call = world.call(actor)
+    world.finish(actor, report)
+    assert world.settled == {actor: outcome, call: ActorDied(actor, reason, actor)}
+    assert acts(world.answers[-1])[0] == ev.Retire(1)
+    world.exit(1)
+    assert world.free() == [1.0]
+
+
+def test_a_constructor_whose_input_fails(core: MakeWorld) -> None:
+    world = core()
+    source = world.submit()
+    actor = world.actor(needs=[source])
+    call = world.call(actor)
+    world.finish(source, Raised())
+    assert world.settled[actor] == UpstreamFailed(source)
+    assert world.settled[call] == ActorDied(actor, "its constructor failed", source)
+
+
+def test_an_actor_that_can_never_be_made(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    actor = world.actor(ask(gpus=2))
+    assert isinstance(world.settled[actor], Refused)
+    assert world.settled[world.call(actor)] == ActorDied(actor, "it has ended")
+
+
+def test_a_constructor_that_takes_too_long(core: MakeWorld) -> None:
+    world = core(stop_grace=5)
+    actor = world.actor(timeout=10, max_restarts=5)
+    call = world.call(actor)
+    assert acts(world.advance(10)) == [ev.Interrupt(1, actor, 1)]
+    assert acts(world.advance(5)) == [ev.Kill(1)]
+    world.exit(1)
+    assert world.settled[actor] == TimedOut(10)
+    assert world.settled[call] == ActorDied(actor, "its constructor failed", actor)
+
+
+def test_a_constructor_that_is_done_after_the_interrupt(core: MakeWorld) -> None:
+    """The result is kept, so the actor lives."""
+    world = core()
+    actor = world.actor(timeout=10)
+    call = world.call(actor)
+    world.advance(12)
+    world.finish(actor)
+    assert world.settled[actor] == Succeeded()
+    assert call in world.runs
+    assert acts(world.advance(60)) == []
+
+
+# -------------------------------------------------------------------------------------- cancelling
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_cancel_a_running_constructor(core: MakeWorld, force: bool) -> None:
+    world = core(gpus=1)
+    actor = world.actor(ask(gpus=1), max_restarts=5)
+    call = world.call(actor)
+    decisions = world.cancel(actor, force=force)
+    assert decisions == [ev.Kill(1) if force else ev.Interrupt(1, actor, 1)]
+    if not force:
+        world.finish(actor, Succeeded())
+    world.exit(1)
+    assert world.settled[actor] == Cancelled()
+    assert world.settled[call] == ActorDied(actor, "it was cancelled before it was made", actor)
+    assert world.free() == [1.0]
+
+
+@pytest.mark.parametrize("waits", ["in line", "for inputs"])
+def test_cancel_a_waiting_constructor(core: MakeWorld, waits: str) -> None:
+    world = core(gpus=1)
+    source = world.fresh(ask(gpus=1))
+    actor = world.actor(ask(gpus=1), needs=[source] if waits == "for inputs" else [])
+    call = world.call(actor)
+    world.cancel(actor)
+    assert world.settled[actor] == Cancelled()
+    assert world.settled[call] == ActorDied(actor, "it was cancelled before it was made", actor)
+
+
+def test_cancel_a_waiting_call(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    calls = [world.call(actor) for _ in range(3)]
+    assert world.cancel(calls[1]) == [ev.Settle(calls[1], Cancelled())]
+    world.finish(calls[0])
+    assert world.running() == [calls[2]]
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("report", [Interrupted(), Succeeded(), Raised(retry=True)])
+def test_cancel_a_running_call(core: MakeWorld, force: bool, report: Interrupted) -> None:
+    """By force or not: other calls and the actor's state are not to be lost."""
+    world = core()
+    actor = world.ready_actor(max_task_retries=5)
+    call, after = world.call(actor), world.call(actor)
+    assert world.cancel(call, force=force) == [ev.Interrupt(1, call, 1)]
+    world.finish(call, report)
+    assert world.settled[call] == Cancelled()
+    assert world.running() == [after]
+
+
+def test_cancel_by_force_spares_the_actors_that_children_called(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    parent = world.submit()
+    call = world.call(actor, parent=parent)
+    assert world.cancel(parent, force=True) == [ev.Kill(2), ev.Interrupt(1, call, 1)]
+
+
+def test_a_cancelled_call_whose_actor_crashes(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_restarts=1, max_task_retries=5)
+    call = world.call(actor)
+    world.cancel(call)
+    world.crash(call)
+    assert world.settled[call] == Cancelled()
+    assert world.running() == [actor]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_call_that_takes_too_long(core: MakeWorld, restarts: int) -> None:
+    world = core(stop_grace=5)
+    actor = world.ready_actor(max_restarts=restarts, max_task_retries=5)
+    call = world.call(actor, timeout=10)
+    after = world.call(actor)
+    assert acts(world.advance(10)) == [ev.Interrupt(1, call, 1)]
+    assert acts(world.advance(5)) == [ev.Kill(1)]
+    world.exit(1, "killed by signal 9")
+    assert world.settled[call] == TimedOut(10)
+    if restarts:
+        world.finish(actor)
+        assert world.running() == [after]
+    else:
+        assert world.settled[after] == ActorDied(actor, "killed by signal 9")
+
+
+def test_no_call_starts_in_a_process_that_is_about_to_be_killed(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_restarts=1)
+    first, second = world.call(actor), world.call(actor)
+    assert world.kill(actor, restart=True) == [ev.Kill(1)]
+    world.finish(first)
+    third = world.call(actor)
+    assert world.waits(second, third)
+    world.exit(1)
+    world.finish(actor)
+    assert world.running() == [second]
+
+
+# ------------------------------------------------------------------------------------------- kills
+
+
+def test_kill(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    actor = world.ready_actor(ask(gpus=1), max_restarts=5, max_task_retries=5)
+    running, waiting = world.call(actor), world.call(actor)
+    assert world.kill(actor) == [ev.Settle(waiting, killed(actor)), ev.Kill(1)]
+    assert world.settled[world.call(actor)] == ActorDied(actor, "it has ended")
+    assert world.free() == [0.0]
+    world.exit(1)
+    assert world.settled[running] == killed(actor)
+    assert world.free() == [1.0]
+
+
+def test_a_call_that_ends_before_the_kill_is_carried_out(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_task_retries=5, max_concurrency=2)
+    first, second = world.call(actor), world.call(actor)
+    world.kill(actor)
+    world.finish(first)
+    assert world.settled[first] == Succeeded()
+    world.finish(second, Raised(retry=True))
+    world.exit(1)
+    assert world.settled[second] == killed(actor)
+
+
+def test_kill_twice_and_too_late(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    world.kill(actor)
+    assert world.kill(actor) == [ev.Kill(1)]
+    world.exit(1)
+    assert world.kill(actor) == []
+    assert world.kill(actor, restart=True) == []
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("heard", [False, True])
+def test_kill_while_it_is_made(core: MakeWorld, restart: bool, heard: bool) -> None:
+    world = core(gpus=1)
+    actor = world.actor(ask(gpus=1), max_restarts=1)
+    call = world.call(actor)
+    decisions = world.kill(actor, restart=restart)
+    assert decisions[-1] == ev.Kill(1)
+    if heard:
+        world.finish(actor)
+        assert call not in world.runs
+    world.exit(1)
+    if restart:
+        assert world.runs[actor].worker == 2
+        assert world.waits(call)
+    else:
+        assert world.settled[call] == killed(actor)
+        assert world.settled[actor] == (Succeeded() if heard else killed(actor))
+        assert world.free() == [1.0]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_kill_while_it_waits(core: MakeWorld, again: bool) -> None:
+    """Before the first start, or before a restart."""
+    world = core(cpus=1)
+    if again:
+        actor = world.ready_actor(ask(cpus=1), max_restarts=1)
+        world.block(world.call(actor))
+        world.submit()
+        world.exit(1)
+    else:
+        world.submit()
+        actor = world.actor(ask(cpus=1))
+    call = world.call(actor)
+    assert world.waits(actor, call)
+    assert world.kill(actor, restart=True) == []
+    assert world.waits(actor, call)
+    world.kill(actor)
+    assert world.settled[call] == killed(actor)
+    assert world.settled[actor] == (Succeeded() if again else killed(actor))
+    assert not world.scheduler.queue.lines
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_kill_with_restart(core: MakeWorld, restarts: int) -> None:
+    world = core(gpus=1)
+    actor = world.ready_actor(ask(gpus=1), max_restarts=restarts)
+    running, waiting = world.call(actor), world.call(actor)
+    assert world.kill(actor, restart=True) == [ev.Kill(1)]
+    world.exit(1, "killed by signal 9")
+    died = ActorDied(actor, "killed by signal 9")
+    assert world.settled[running] == died
+    if restarts:
+        world.finish(actor)
+        assert world.running() == [waiting]
+    else:
+        assert world.settled[waiting] == died
+        assert world.free() == [1.0]
+
+
+# --------------------------------------------------------------------------------------- releasing
+
+
+def test_release_lets_calls_end(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    first, second = world.call(actor), world.call(actor)
+    assert world.release(actor) == []
+    world.finish(first)
+    assert second in world.runs
+    assert acts(world.finish(second)) == [ev.Settle(second, Succeeded()), ev.Retire(1)]
+    assert acts(world.advance(5)) == [ev.Kill(1)]
+
+
+def test_release_before_it_is_made(core: MakeWorld) -> None:
+    world = core()
+    actor = world.actor()
+    call = world.call(actor)
+    world.release(actor)
+    world.finish(actor)
+    assert call in world.runs
+    assert ev.Retire(1) in world.finish(call)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_release_when_the_last_call_never_runs(core: MakeWorld, how: str) -> None:
+    world = core(gpus=1)
+    actor = world.ready_actor(ask(gpus=1))
+    source = world.submit()
+    call = world.call(actor, needs=[source])
+    assert world.release(actor) == []
+    decisions = world.cancel(call) if how == "cancelled" else world.finish(source, Raised())
+    assert ev.Retire(1) in decisions
+
+
+def test_release_twice(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    assert acts(world.release(actor)) == [ev.Retire(1)]
+    assert acts(world.release(actor)) == []
+    world.exit(1)
+    assert world.release(actor) == []
+
+
+def test_calls_after_the_end(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    source = world.submit()
+    world.release(actor)
+    late = world.call(actor, needs=[source])
+    assert world.settled[late] == ActorDied(actor, "it has ended")
+    assert world.settled[world.call(99)] == ActorDied(99, "it has ended")
+
+
+def test_a_released_actor_that_is_killed_for_a_restart(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_restarts=1)
+    call = world.call(actor)
+    world.kill(actor, restart=True)
+    world.finish(call)
+    assert acts(world.release(actor)) == []
+    world.exit(1)
+    assert not world.scheduler.actors.book
+
+
+def test_what_needs_a_lost_call_fails(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_restarts=1)
+    call = world.call(actor)
+    task = world.submit(needs=[call])
+    chained = world.call(actor, needs=[call])
+    world.crash(call)
+    assert world.settled[task] == UpstreamFailed(call)
+    assert world.settled[chained] == UpstreamFailed(call)

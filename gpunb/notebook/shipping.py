@@ -13,29 +13,9 @@ from IPython.core.error import UsageError
 from gpunb import serialize
 from gpunb.notebook.names import CellNames, analyse
 from gpunb.serialize import Payload
-from gpunb.workers.cells import LAST, Cell, Ending
+from gpunb.workers.cells import LAST, SHELL_NAMES, Cell, Ending
 
-_NOT_DATA = frozenset(
-    [
-        "In",
-        "Out",
-        "exit",
-        "quit",
-        "get_ipython",
-        "open",
-        "_dh",
-        "_ih",
-        "_oh",
-        "_exit_code",
-        "__builtin__",
-        "__builtins__",
-        "__name__",
-        "__doc__",
-        "__loader__",
-        "__package__",
-        "__spec__",
-    ]
-)
+_NOT_DATA = SHELL_NAMES - {"_", "__", "___"}
 _UNCHANGING = (int, float, complex, str, bytes, bool, type(None), type, types.FunctionType)
 
 

@@ -78,6 +78,12 @@ class Ending:
     traceback: tuple[str, ...] = ()
 
 
+SHELL_NAMES = frozenset(
+    """In Out exit quit get_ipython open _ __ ___ _i _ii _iii _dh _ih _oh _exit_code
+    __builtin__ __builtins__ __name__ __doc__ __loader__ __package__ __spec__""".split()
+)
+"""Names in a shell's namespace that are the shell's own, not the user's."""
+
 LAST = "\x00last"
 """The key, no possible name, of the last expression's value."""
 
@@ -298,36 +304,6 @@ def _leave_behind(values: dict[str, Any], *, strict: bool) -> tuple[tuple[str, s
     return tuple(kept)
 
 
-_OWN = frozenset(
-    [
-        "In",
-        "Out",
-        "exit",
-        "quit",
-        "get_ipython",
-        "open",
-        "_",
-        "__",
-        "___",
-        "_i",
-        "_ii",
-        "_iii",
-        "_dh",
-        "_ih",
-        "_oh",
-        "_exit_code",
-        "__builtin__",
-        "__builtins__",
-        "__name__",
-        "__doc__",
-        "__loader__",
-        "__package__",
-        "__spec__",
-    ]
-)
-"""Names in a shell's namespace that are the shell's, not the cell's."""
-
-
 def _wanted(
     names: Mapping[str, Any], cell: Cell, before: Mapping[str, Any], changed: list[str]
 ) -> dict[str, Any]:
@@ -336,7 +312,7 @@ def _wanted(
         return {name: names[name] for name in cell.outputs if name in names}
     wanted = {}
     for name, value in names.items():
-        if name in _OWN or (name.startswith("_i") and name[2:].isdigit()):
+        if name in SHELL_NAMES or (name.startswith("_i") and name[2:].isdigit()):
             continue
         bound = name not in before or before[name] is not value
         if bound and (cell.binds is None or name in cell.binds):

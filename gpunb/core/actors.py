@@ -15,12 +15,10 @@ from gpunb.core.tasks import (
     ActorId,
     Cancelled,
     Crashed,
-    Interrupted,
     Outcome,
     Raised,
     Report,
     Succeeded,
-    TimedOut,
     UpstreamFailed,
 )
 
@@ -105,7 +103,7 @@ class Actors:
         if again and self._core.may_retry(task, actor.rules.max_task_retries):
             self._again(actor, task)
         else:
-            self._core.settle(task, _call_outcome(task, report))
+            self._core.settle(task, task.outcome(report))
         self.touch(actor.id)
 
     def exited(self, worker: Worker, crash: Crashed, now: float) -> None:
@@ -140,7 +138,7 @@ class Actors:
     def _constructed(self, actor: Actor, task: Task, report: Report, now: float) -> None:
         core = self._core
         assert task.worker is not None
-        outcome = _call_outcome(task, report)
+        outcome = task.outcome(report)
         if isinstance(outcome, Succeeded):
             actor.worker = task.worker
             if actor.state == "starting":
@@ -179,11 +177,8 @@ class Actors:
         for task in lost:
             core.settle(task, _lost_outcome(actor, task, crash))
         if constructor is not None and not constructor.again:
-            killed = ActorDied(actor.id, "it was killed")
-            stopped = (
-                killed if actor.state == "ending" else _constructor_outcome(constructor, crash)
-            )
-            core.settle(constructor, stopped)
+            killed = actor.state == "ending"
+            core.settle(constructor, _died(actor, crash) if killed else constructor.outcome(crash))
             return
         calls = self._take_calls(actor)
         del self.book[actor.id]
@@ -235,20 +230,4 @@ def _died(actor: Actor, crash: Crashed) -> ActorDied:
 
 
 def _lost_outcome(actor: Actor, task: Task, crash: Crashed) -> Outcome:
-    if task.stop is None:
-        return _died(actor, crash)
-    return Cancelled() if task.stop == "cancel" else TimedOut(task.spec.timeout or 0.0)
-
-
-def _constructor_outcome(task: Task, crash: Crashed) -> Outcome:
-    if task.stop == "cancel":
-        return Cancelled()
-    return TimedOut(task.spec.timeout or 0.0) if task.stop == "timeout" else crash
-
-
-def _call_outcome(task: Task, report: Report) -> Outcome:
-    if task.stop == "cancel" or isinstance(report, Interrupted):
-        return Cancelled()
-    if task.stop == "timeout" and not isinstance(report, Succeeded):
-        return TimedOut(task.spec.timeout or 0.0)
-    return report
+    return _died(actor, crash) if task.stop is None else task.outcome(crash)

@@ -82,8 +82,6 @@ class Idle:
         """The warm workers that have to go before the demand fits; none if that does not help,
         or if what is leaving anyway makes room enough."""
         warm = sorted((worker for worker in self if worker.allocation.shares), key=_since)
-        if not warm:
-            return []
         hope = self._capacity.copy()
         for allocation in leaving:
             hope.give(allocation)

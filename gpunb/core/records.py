@@ -12,7 +12,21 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gpunb.core.resources import Allocation
-from gpunb.core.tasks import ActorId, ActorSpec, ReuseKey, TaskId, TaskSpec, WorkerId
+from gpunb.core.tasks import (
+    ActorId,
+    ActorSpec,
+    Cancelled,
+    Crashed,
+    Interrupted,
+    Outcome,
+    Report,
+    ReuseKey,
+    Succeeded,
+    TaskId,
+    TaskSpec,
+    TimedOut,
+    WorkerId,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +55,14 @@ class Task:
     @property
     def constructs(self) -> bool:
         return self.actor == self.id
+
+    def outcome(self, report: Report | Crashed) -> Outcome:
+        """How the task ends if this is the last that is heard of it."""
+        if self.stop == "cancel":
+            return Cancelled()
+        if self.stop == "timeout" and not isinstance(report, Succeeded):
+            return TimedOut(self.spec.timeout or 0.0)
+        return Cancelled() if isinstance(report, Interrupted) else report
 
 
 @dataclass(slots=True, eq=False)

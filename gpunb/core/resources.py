@@ -129,11 +129,12 @@ def amount(units: int) -> str:
 
 def size_text(size: float) -> str:
     """Bytes as a person writes them, for example ``"40 GiB"``."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024 or unit == "TiB":
-            return f"{size:.1f}".removesuffix(".0") + f" {unit}"
-        size /= 1024
-    raise AssertionError("unreachable")
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def parse_size(value: float | str, name: str) -> int:

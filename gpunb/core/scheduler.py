@@ -23,7 +23,6 @@ from gpunb.core.resources import Allocation, Demand, Machine
 from gpunb.core.tasks import (
     Cancelled,
     Crashed,
-    Interrupted,
     Outcome,
     Raised,
     Refused,
@@ -31,7 +30,6 @@ from gpunb.core.tasks import (
     Succeeded,
     TaskId,
     TaskSpec,
-    TimedOut,
     UpstreamFailed,
     WorkerId,
 )
@@ -259,7 +257,7 @@ class Scheduler:
         self._busy -= 1
         self._leave(worker, now)
         if not self._retried(task, event.report, now):
-            self.settle(task, _outcome(task, event.report))
+            self.settle(task, task.outcome(event.report))
 
     def _leave(self, worker: Worker, now: float) -> None:
         """The worker's task is over: it ends by itself, or is kept for another."""
@@ -311,7 +309,7 @@ class Scheduler:
             self._busy -= 1
         for task in lost:
             if not self._retried(task, crash, now):
-                self.settle(task, _outcome(task, crash))
+                self.settle(task, task.outcome(crash))
 
     def _retried(self, task: Task, report: Report | Crashed, now: float) -> bool:
         again = isinstance(report, Crashed) or (isinstance(report, Raised) and report.retry)
@@ -393,7 +391,7 @@ class Scheduler:
         task = self.tasks.get(ident)
         if task is None:
             return
-        if task.state != "running" or task.worker is None:
+        if task.worker is None:
             self.settle(task, Cancelled())
         else:
             self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
@@ -488,11 +486,3 @@ class Scheduler:
 
     def lines(self) -> list[Line]:
         return list(self.queue.lines.values())
-
-
-def _outcome(task: Task, report: Report | Crashed) -> Outcome:
-    if task.stop == "cancel":
-        return Cancelled()
-    if task.stop == "timeout" and not isinstance(report, Succeeded):
-        return TimedOut(task.spec.timeout or 0.0)
-    return Cancelled() if isinstance(report, Interrupted) else report

@@ -11,9 +11,9 @@ The source is what IPython hands to Python. Nothing is run; the walk follows the
   own name is bound before any call, unless a decorator could call it first.
 - A class body runs at once, and its names are not the cell's. A comprehension keeps its targets,
   not its walrus targets. `global` in a function reads, and what is assigned under it is bound.
-- Every identifier in the strings for magics and shell commands is mentioned. Python that a magic
-  runs in the notebook's namespace is analysed: what a cell magic's body reads is read, what a line
-  magic's statement reads is mentioned. `timeit` runs its code as the body of a function.
+- Identifiers in strings for magics and shell commands are mentioned. Python that a magic runs in
+  the notebook's namespace is analysed: a cell magic's body reads, a line magic's statement only
+  mentions. `timeit` runs its code as the body of a function.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Scope:
         match self.kind:
             case "cell" if name not in self.own:  # else the notebook's value is out of reach
                 self.loads.add(name)
-            case "function" if name not in self.globals:
+            case "function":
                 self.loads.add(name)  # until its end: a name bound anywhere is local everywhere
             case "class" if within or name not in self.own:
                 self.loads |= set() if within else {name}
@@ -129,9 +129,8 @@ class _Reader(ast.NodeVisitor):
         self.mentioned: set[str] = set()
 
     def walk(self, nodes: Iterable[ast.AST | None]) -> None:
-        for node in nodes:
-            if node is not None:
-                self.visit(node)
+        for node in filter(None, nodes):
+            self.visit(node)
 
     def either(self, *ways: Sequence[ast.AST | None]) -> None:
         """Visit blocks of which one runs; own is then what each of them has bound."""
@@ -158,29 +157,26 @@ class _Reader(ast.NodeVisitor):
         self.scope = outer
 
     def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Store):
-            self.scope.store(node.id)
-        else:
-            self.scope.load(node.id)
+        use = self.scope.store if isinstance(node.ctx, ast.Store) else self.scope.load
+        use(node.id)
         if isinstance(node.ctx, ast.Del):
             self.scope.drop(node.id)
 
     def visit_Global(self, node: ast.Global) -> None:
         self.scope.globals.update(node.names)
-        for name in node.names:
-            self.cell.load(name)
+        self.cell.loads |= {*node.names} - self.cell.own
 
-    def visit_Import(self, node: ast.Import) -> None:
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
             self.scope.store(alias.asname or alias.name.partition(".")[0])
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        for alias in node.names:
-            if alias.name == "*":
-                self.stars.append("." * node.level + (node.module or ""))
-            else:
-                self.scope.store(alias.asname or alias.name)
-                self.annotations &= (node.module, alias.name) != ("__future__", "annotations")
+        if node.names[0].name == "*":
+            self.stars.append("." * node.level + (node.module or ""))
+        else:
+            self.visit_Import(node)
+        if node.module == "__future__" and "annotations" in {alias.name for alias in node.names}:
+            self.annotations = False
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
@@ -196,8 +192,7 @@ class _Reader(ast.NodeVisitor):
             self.visit(node.annotation)
 
     def visit_Try(self, node: ast.Try | ast.TryStar) -> None:
-        frame = self.scope.frame
-        start = frame.own
+        frame, start = self.scope.frame, self.scope.frame.own
         self.either([*node.body, *node.orelse], *([handler] for handler in node.handlers))
         end, frame.own = frame.own, start
         self.walk(node.finalbody)
@@ -300,7 +295,7 @@ class _Reader(ast.NodeVisitor):
 
     def run(self, name: str, options: dict[str, str], code: str) -> bool:
         """Analyse what a magic runs in the notebook's namespace; False if that is not known."""
-        if name not in _PYTHON or self.scope is not self.cell:
+        if name not in {"capture", "time", *_SHORT} or self.scope is not self.cell:
             return False
         try:
             body = _parse(self.transform(code))
@@ -314,8 +309,7 @@ class _Reader(ast.NodeVisitor):
         return True
 
     def mention(self, text: str) -> None:
-        names = {name for name in _IDENTIFIER.findall(text) if not keyword.iskeyword(name)}
-        self.mentioned |= names - self.cell.own
+        self.mentioned |= {*_IDENTIFIER.findall(text)}.difference(keyword.kwlist, self.cell.own)
 
 
 # The fields of a node in the order of evaluation, where ast has another. One of the ways between
@@ -326,15 +320,13 @@ _ORDER: dict[type[ast.AST], tuple[str, ...]] = {
     ast.Compare: ("left", "comparators |"),
     ast.Dict: ("keys |", "values |"),  # in turn, so neither may count on the other
     ast.While: ("test", "body |", "orelse |"),
-    ast.comprehension: ("iter", "target", "ifs"),
     **dict.fromkeys([ast.For, ast.AsyncFor], ("iter", "target body |", "orelse |")),
     **dict.fromkeys([ast.If, ast.IfExp], ("test", "body | orelse")),
     **dict.fromkeys([ast.With, ast.AsyncWith], ("items body |",)),
 }
 
-# Magics that run Python in the notebook's namespace, and their options as getopt spells them.
+# The options of magics that run Python in the notebook's namespace, as getopt spells them.
 _SHORT = {"memit": "r:t:i:coe", "prun": "D:l:rs:T:q", "timeit": "n:r:tcp:qov:"}
-_PYTHON = {"capture", "time", *_SHORT}
 _RESULT = re.compile(r"--(?:out|err|proc)[ =]+(\w+)")  # %%bash --out name
 _ARGUMENTS = "posonlyargs args vararg kwonlyargs kwarg"
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")

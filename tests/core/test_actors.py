@@ -255,6 +255,27 @@ def test_a_constructor_that_fails_after_a_restart(core: MakeWorld) -> None:
     assert world.free() == [1.0]
 
 
+def test_a_restart_that_crashes(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_restarts=1)
+    world.exit(1, "killed by signal 11")
+    waiting = world.call(actor)
+    world.crash(actor)
+    assert world.settled[waiting] == crashed(actor)
+    assert not world.scheduler.actors.book
+
+
+def test_a_session_survives_an_interrupt(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    call, after = world.call(actor), world.call(actor)
+    assert world.interrupt(after) == [ev.Settle(after, Cancelled())]
+    assert world.interrupt(call) == [ev.Interrupt(1, call, 1)]
+    world.finish(call, Interrupted())
+    assert world.settled[call] == Cancelled()
+    assert world.call(actor) in world.runs
+
+
 def test_a_doubled_exit_restarts_once(core: MakeWorld) -> None:
     world = core()
     actor = world.ready_actor(max_restarts=1)
@@ -411,6 +432,17 @@ def test_a_call_that_takes_too_long(core: MakeWorld, restarts: int) -> None:
         assert world.running() == [after]
     else:
         assert world.settled[after] == ActorDied(actor, "killed by signal 9")
+
+
+@pytest.mark.parametrize("report", [Interrupted(), Raised(), Raised(retry=True)])
+def test_a_call_that_is_interrupted_after_its_time(core: MakeWorld, report: Raised) -> None:
+    world = core()
+    actor = world.ready_actor(max_task_retries=5)
+    call, after = world.call(actor, timeout=10), world.call(actor)
+    world.advance(10)
+    world.finish(call, report)
+    assert world.settled[call] == TimedOut(10)
+    assert world.running() == [after]
 
 
 def test_no_call_starts_in_a_process_that_is_about_to_be_killed(core: MakeWorld) -> None:

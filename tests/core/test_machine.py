@@ -261,6 +261,12 @@ class Scheduling(RuleBasedStateMachine):
             tasks = (everybody[at % len(everybody)],)
         self.world.cancel(tasks[0], force=force, recursive=recursive)
 
+    @precondition(lambda self: self.world.specs)
+    @rule(at=any_index)
+    def interrupt(self, at: int) -> None:
+        everybody = sorted(self.world.specs)
+        self.world.interrupt((self._task(at) or everybody)[0])
+
     @precondition(lambda self: self.actors)
     @rule(at=any_index, restart=st.booleans())
     def kill(self, at: int, restart: bool) -> None:

@@ -322,7 +322,34 @@ def test_a_cancelled_task_that_crashes_was_cancelled(core: MakeWorld) -> None:
     assert world.settled[task] == Cancelled()
 
 
-# ------------------------------------------------------------------------------------ inputs
+# --------------------------------------------------------------------------------------- interrupt
+
+
+@pytest.mark.parametrize(
+    ("report", "outcome"),
+    [(Interrupted(), Cancelled()), (Succeeded(), Succeeded()), (Raised(), Raised())],
+)
+def test_an_interrupted_task_ends_as_it_likes(
+    core: MakeWorld, report: Interrupted, outcome: object
+) -> None:
+    world = core()
+    task = world.submit()
+    assert world.interrupt(task) == [ev.Interrupt(1, task, 1)]
+    assert world.interrupt(task) == [ev.Interrupt(1, task, 1)]
+    world.finish(task, report)
+    assert world.settled[task] == outcome
+    assert world.interrupt(task) == []
+
+
+def test_an_interrupt_of_what_waits_cancels_it(core: MakeWorld) -> None:
+    world = core(cpus=1)
+    source = world.submit()
+    queued, waiting = world.submit(), world.submit(needs=[source])
+    assert world.interrupt(queued) == [ev.Settle(queued, Cancelled())]
+    assert world.interrupt(waiting) == [ev.Settle(waiting, Cancelled())]
+
+
+# ------------------------------------------------------------------------------------------ inputs
 
 
 def test_a_task_waits_for_all_its_inputs(core: MakeWorld) -> None:

@@ -201,6 +201,9 @@ class World:
     def cancel(self, task: TaskId, **how: bool) -> list[ev.Decision]:
         return self.send(ev.CancelRequested(task, **how))
 
+    def interrupt(self, task: TaskId) -> list[ev.Decision]:
+        return self.send(ev.InterruptRequested(task))
+
     def kill(self, actor: ActorId, *, restart: bool = False) -> list[ev.Decision]:
         return self.send(ev.KillRequested(actor, restart))
 

@@ -1,0 +1,1067 @@
+"""Functions in worker processes, on both ways of starting them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import pickle
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpunb
+from gpunb.exceptions import (
+    GetTimeoutError,
+    GpunbError,
+    InfeasibleRequestError,
+    ObjectLostError,
+    TaskCancelledError,
+    TaskError,
+)
+from tests.sessions import PATIENCE, assert_idle, eventually, script, session
+
+
+@pytest.fixture(scope="module", params=["fork", "spawn"])
+def started(request: pytest.FixtureRequest, by_value: None) -> Iterator[None]:
+    """Four simulated devices, two of them A100s; on processes from either source."""
+    devices = "2xA100:40GiB,2xV100:16GiB"
+    with session(
+        simulate=devices, num_cpus=2, resources={"licence": 1}, start_method=request.param
+    ):
+        yield
+
+
+@pytest.fixture
+def four(started: None) -> Iterator[None]:
+    """The shared session, in which each test leaves everything free."""
+    yield
+    assert_idle()
+
+
+class Gate:
+    """Holds tasks until it is opened; knows who came."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def enter(self, name: object = "task") -> None:
+        (self.folder / f"came-{name}").touch()
+        while not (self.folder / "open").exists():
+            time.sleep(0.005)
+
+    def note(self, name: str) -> None:
+        (self.folder / f"came-{name}").touch()
+
+    def came(self, name: object = "task") -> bool:
+        return (self.folder / f"came-{name}").exists()
+
+    def await_(self, name: object = "task") -> None:
+        eventually(lambda: self.came(name), f"{name} came to the gate")
+
+    def open(self) -> None:
+        (self.folder / "open").touch()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path)
+    yield gate
+    gate.open()
+
+
+def get(refs, timeout=PATIENCE):
+    return gpunb.get(refs, timeout=timeout)
+
+
+@gpunb.remote
+def same(value):
+    return value
+
+
+@gpunb.remote
+def add(a, b=10):
+    return a + b
+
+
+@gpunb.remote(num_gpus=1)
+def on_gpu():
+    return gpunb.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"], os.getpid()
+
+
+@gpunb.remote(num_gpus=0.25)
+def hold(gate, name):
+    gate.enter(name)
+    return gpunb.get_gpu_ids()
+
+
+@gpunb.remote
+def pid():
+    return os.getpid()
+
+
+# ------------------------------------------------------------------------------- get, put, wait
+
+
+def test_arguments_by_place_and_name(four):
+    assert get([add.remote(1), add.remote(1, 2), add.remote(1, b=3), add.remote(a=2)]) == [
+        11,
+        3,
+        4,
+        12,
+    ]
+
+
+def test_get_keeps_the_order_and_takes_none(four):
+    assert get([same.remote(i) for i in range(20)]) == list(range(20))
+    assert gpunb.get([]) == []
+
+
+def test_get_with_a_timeout(four, gate):
+    ref = hold.remote(gate, 1)
+    with pytest.raises(GetTimeoutError, match="1 of 1 results"):
+        gpunb.get(ref, timeout=0)
+    with pytest.raises(TimeoutError):
+        gpunb.get([same.remote(1), ref], timeout=0.01)
+    gate.open()
+    assert gpunb.get(ref, timeout=math.inf) == [0]
+    assert gpunb.get(ref, timeout=0) == [0]
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan])
+def test_a_timeout_below_zero(four, timeout):
+    ref = gpunb.put(1)
+    for wait in (lambda: gpunb.get(ref, timeout=timeout), lambda: ref.result(timeout)):
+        with pytest.raises(ValueError, match="timeout"):
+            wait()
+    with pytest.raises(ValueError, match="timeout"):
+        gpunb.wait([ref], timeout=timeout)
+
+
+@pytest.mark.parametrize("refs", [(), 3, "ref", [3], (1,)], ids=repr)
+def test_get_takes_refs_only(four, refs):
+    with pytest.raises(TypeError, match="ObjectRef"):
+        gpunb.get(refs)
+
+
+def test_get_raises_as_soon_as_one_failed(four, gate):
+    @gpunb.remote
+    def fail():
+        raise KeyError("gone")
+
+    slow = hold.remote(gate, 1)
+    with pytest.raises(KeyError) as caught:
+        get([slow, fail.remote()])
+    assert isinstance(caught.value, TaskError)
+    assert "fail" in str(caught.value)
+    assert isinstance(caught.value.cause, KeyError)
+
+
+def test_put(four):
+    ref = gpunb.put({"a": [1, 2]})
+    assert get(ref) == {"a": [1, 2]}
+    assert get(ref) is not get(ref)
+    assert get(same.remote(ref)) == {"a": [1, 2]}
+    assert "put" in repr(ref)
+    with pytest.raises(TypeError, match="ref already"):
+        gpunb.put(ref)
+
+
+def test_wait(four, gate):
+    late = hold.remote(gate, 1)
+    soon = [same.remote(i) for i in range(3)]
+    ready, rest = gpunb.wait([late, *soon], num_returns=3)
+    assert (ready, rest) == (soon, [late])
+    assert gpunb.wait([late, *soon], num_returns=4, timeout=0.01) == (soon, [late])
+    assert gpunb.wait([late], timeout=0) == ([], [late])
+    assert gpunb.wait([late, *soon], num_returns=2) == (soon[:2], [late, soon[2]])
+    assert gpunb.wait([]) == ([], [])
+    gate.open()
+    assert gpunb.wait([late], timeout=PATIENCE) == ([late], [])
+
+
+def test_a_failed_ref_is_ready(four):
+    ref = gpunb.remote(lambda: 1 / 0).remote()
+    assert gpunb.wait([ref]) == ([ref], [])
+
+
+def test_wait_refuses(four):
+    ref = gpunb.put(1)
+    with pytest.raises(TypeError, match="list"):
+        gpunb.wait(ref)
+    with pytest.raises(TypeError, match="ObjectRef"):
+        gpunb.wait([1])
+    with pytest.raises(ValueError, match="twice"):
+        gpunb.wait([ref, ref])
+    for number in (0, 2, -1):
+        with pytest.raises(ValueError, match="num_returns"):
+            gpunb.wait([ref], num_returns=number)
+
+
+def test_waiting_again_and_again_leaves_nothing_behind(four, gate):
+    ref = hold.remote(gate, 1)
+    for _ in range(50):
+        gpunb.wait([ref], timeout=0)
+        with pytest.raises(GetTimeoutError):
+            gpunb.get(ref, timeout=0.0001)
+        gpunb.wait([ref, gpunb.put(1)], num_returns=2, timeout=0.0001)
+    entry = gpunb.backend.existing().store.entry(ref.id)
+    assert len(entry.waiters) == 0
+
+
+# ------------------------------------------------------------------------------ refs as arguments
+
+
+def test_refs_at_the_top_level_arrive_as_values(four):
+    one, two = gpunb.put(1), same.remote(2)
+    assert get(add.remote(one, b=two)) == 3
+
+
+def test_nested_refs_stay_refs(four):
+    @gpunb.remote
+    def look(refs, by_name):
+        assert all(isinstance(each, gpunb.ObjectRef) for each in refs)
+        return gpunb.get(refs) + [gpunb.get(by_name["x"])]
+
+    refs = [gpunb.put(1), same.remote(2)]
+    assert get(look.remote(refs, by_name={"x": gpunb.put(3)})) == [1, 2, 3]
+
+
+def test_an_argument_whose_ref_is_dropped_at_once(four):
+    assert get(add.remote(same.remote(add.remote(1)), same.remote(2))) == 13
+    assert get(same.remote([gpunb.put(5)]))[0].result(PATIENCE) == 5
+
+
+def test_many_refs_as_arguments(four):
+    @gpunb.remote
+    def total(*values, **more):
+        return sum(values) + sum(more.values())
+
+    refs = [gpunb.put(i) for i in range(250)]
+    more = {f"k{i}": gpunb.put(i) for i in range(50)}
+    assert get(total.remote(*refs, **more)) == sum(range(250)) + sum(range(50))
+
+
+def test_what_follows_a_failure_fails_with_its_error(four):
+    @gpunb.remote
+    def fail():
+        raise KeyError("the first")
+
+    first = fail.remote()
+    for ref in (add.remote(first), same.remote(add.remote(1, first))):
+        with pytest.raises(KeyError, match="the first"):
+            get(ref)
+    with pytest.raises(KeyError, match="the first"):
+        get(add.remote(first))
+
+
+# ----------------------------------------------------------------------------------- nested tasks
+
+
+def test_nested_deeper_than_there_are_cpus(four):
+    @gpunb.remote
+    def depth(n):
+        return 0 if n == 0 else 1 + gpunb.get(depth.remote(n - 1))
+
+    assert get(depth.remote(6)) == 6
+
+
+def test_objects_made_in_a_worker_outlive_it(four):
+    @gpunb.remote(num_gpus=1)
+    def make():
+        return gpunb.put([1, 2]), same.remote("three"), os.getpid()
+
+    put, made, process = get(make.remote())
+    eventually(lambda: not os.path.exists(f"/proc/{process}"), "the worker is gone")
+    assert get(put) == [1, 2]
+    assert get(made) == "three"
+
+
+def test_in_a_task_everything_works(four, gate):
+    @gpunb.remote(num_cpus=0)
+    def use(gate):
+        late = hold.remote(gate, "inner")
+        soon = same.remote(1)
+        ready, rest = gpunb.wait([late, soon], num_returns=1)
+        assert (ready, rest) == ([soon], [late])
+        with pytest.raises(GetTimeoutError):
+            gpunb.get(late, timeout=0.01)
+        with pytest.raises(InfeasibleRequestError):
+            on_gpu.options(num_gpus=9).remote()
+        with pytest.raises(GpunbError, match="kernel"):
+            gpunb.shutdown()
+        with pytest.raises(RuntimeError, match="task"):
+            gpunb.init()
+        assert gpunb.init(ignore_reinit_error=True).resources["CPU"] == 2
+        gpunb.cancel(late)
+        with pytest.raises(TaskCancelledError):
+            gpunb.get(late)
+        context = gpunb.get_runtime_context()
+        assert (context.get_task_name(), context.attempt) == ("use", 1)
+        assert gpunb.status()["running"][0]["name"] == "use"
+        assert "done" in repr(soon)
+        future = soon.future()
+        assert future.result(PATIENCE) == 1
+        return asyncio.run(_twice(soon)), context.get_task_id()
+
+    ref = use.remote(gate)
+    assert get(ref) == (2, ref.task_id)
+
+
+async def _twice(ref):
+    return await ref + await ref
+
+
+def test_threads_of_a_task_may_wait_at_once(four):
+    @gpunb.remote
+    def use():
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(8) as threads:
+            return sum(threads.map(lambda i: gpunb.get(same.remote(i)), range(24)))
+
+    assert get(use.remote()) == sum(range(24))
+
+
+def test_a_thread_that_still_waits_does_not_take_the_next_task(four, gate):
+    @gpunb.remote
+    def leave_a_thread(refs):
+        thread = threading.Thread(target=gpunb.get, args=(refs[0],), daemon=True)
+        thread.start()
+        return os.getpid()
+
+    late = hold.remote(gate, 1)
+    process = get(leave_a_thread.remote([late]))
+    for _ in range(20):
+        assert get(pid.remote()) == process
+    gate.open()
+    assert get(late) == [0]
+    assert get(pid.remote()) == process
+
+
+def test_the_loops_of_the_cpus_are_lent_and_the_gpus_are_not(four, gate):
+    @gpunb.remote(num_gpus=4)
+    def outer(gate):
+        inner = on_gpu.remote()
+        gate.note("submitted")
+        try:
+            return gpunb.get(inner, timeout=0.2)
+        except GetTimeoutError:
+            gpunb.cancel(inner)
+            return "waited"
+
+    assert get(outer.remote(gate)) == "waited"
+
+
+# -------------------------------------------------------------------------------------- ObjectRef
+
+
+def test_await(four):
+    async def main():
+        ref = add.remote(1)
+        values = await asyncio.gather(ref, ref, same.remote("x"))
+        with pytest.raises(ZeroDivisionError):
+            await gpunb.remote(lambda: 1 / 0).remote()
+        return values
+
+    assert asyncio.run(main()) == [11, 11, "x"]
+
+
+def test_giving_up_on_an_await_does_not_cancel(four, gate):
+    ref = hold.remote(gate, 1)
+
+    async def main():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ref, 0.05)
+
+    asyncio.run(main())
+    gate.open()
+    assert get(ref) == [0]
+
+
+def test_result_and_future(four):
+    ref = add.remote(1)
+    assert ref.result(PATIENCE) == 11
+    future = ref.future()
+    assert future.result(PATIENCE) == 11
+    with pytest.raises(ZeroDivisionError):
+        gpunb.remote(lambda: 1 / 0).remote().future().result(PATIENCE)
+
+
+def test_a_callback_may_submit_but_not_wait(four, gate):
+    heard = []
+
+    def callback(future):
+        refs.append(add.remote(future.result()[0]))
+        try:
+            gpunb.get(blocked)
+        except GpunbError as error:
+            heard.append(str(error))
+
+    refs = []
+    ref, blocked = hold.remote(gate, 1), hold.remote(Gate(gate.folder / "x"), 2)
+    gpunb.cancel(blocked)
+    later = add.remote(hold.remote(gate, 3), [1])
+    ref.future().add_done_callback(callback)
+    blocked = later
+    gate.open()
+    eventually(lambda: refs)
+    assert get(refs[0]) == 10
+    get(later)
+
+
+def test_equality_hash_and_pickling(four):
+    ref = gpunb.put(1)
+    assert ref == pickle.loads(pickle.dumps(ref))
+    assert {ref: 1}[pickle.loads(pickle.dumps(ref))] == 1
+    assert ref != gpunb.put(1)
+    assert ref != 1
+    assert len(ref.hex()) == 24
+
+
+def test_the_repr_says_how_it_stands(four, gate):
+    holder = hold.options(num_gpus=4, name="holder").remote(gate, "holder")
+    queued = on_gpu.remote()
+    gate.await_("holder")
+    assert repr(holder).startswith(f"<ObjectRef holder #{holder.task_id} running on GPU 0, 1, 2, 3")
+    assert "queued" in repr(queued)
+    gate.open()
+    get([holder, queued])
+    assert "done" in repr(holder)
+    assert "\n" not in repr(holder)
+    bad = gpunb.remote(lambda: 1 / 0).remote()
+    gpunb.wait([bad])
+    assert "failed" in repr(bad)
+
+
+def test_references_are_counted(four):
+    refs = [gpunb.put(i) for i in range(5)] + [same.remote([gpunb.put("inner")])]
+    inner = get(refs[-1])[0]
+    del refs
+    eventually(lambda: gpunb.status()["objects"]["objects"] == 1)
+    assert get(inner) == "inner"
+
+
+# ---------------------------------------------------------------------------------------- options
+
+
+def test_options_change_a_copy(four):
+    other = on_gpu.options(num_gpus=2, name="two")
+    assert get(other.remote())[:2] == ([0, 1], "0,1")
+    assert get(on_gpu.remote())[:2] == ([0], "0")
+    assert "2 GPU" in repr(other)
+    with pytest.raises(ValueError, match="max_calls"):
+        on_gpu.options(max_calls=1)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_num_returns(four, number):
+    @gpunb.remote(num_returns=number)
+    def make():
+        return [10, 11, 12][:number] if number != 1 else [10]
+
+    refs = make.remote()
+    if number == 0:
+        assert refs is None
+        eventually(lambda: not gpunb.status()["running"] and not gpunb.status()["queued"])
+    elif number == 1:
+        assert get(refs) == [10]
+    else:
+        assert get(refs) == [10, 11, 12]
+        assert refs[1].task_id == refs[0].task_id
+
+
+def test_another_number_of_results_than_announced(four):
+    refs = gpunb.remote(num_returns=2)(lambda: (1, 2, 3)).remote()
+    for ref in refs:
+        with pytest.raises(ValueError, match="num_returns=2, but returned 3"):
+            get(ref)
+
+
+def test_a_name_is_shown(four):
+    @gpunb.remote(name="chosen")
+    def fail():
+        raise ValueError
+
+    with pytest.raises(ValueError, match=r"chosen \(#\d+\) failed"):
+        get(fail.remote())
+    with pytest.raises(ValueError, match="other"):
+        get(fail.options(name="other").remote())
+
+
+def test_max_retries_after_a_crash(four, tmp_path):
+    @gpunb.remote(max_retries=2)
+    def crash_twice(folder):
+        tries = len(list(folder.iterdir()))
+        (folder / str(tries)).touch()
+        if tries < 2:
+            os._exit(3)
+        return gpunb.get_runtime_context().attempt
+
+    assert get(crash_twice.remote(tmp_path)) == 3
+
+
+def test_exceptions_are_retried_only_if_asked(four, tmp_path):
+    def fail(path, kind):
+        with open(path, "a") as file:
+            file.write("x")
+        raise kind("again")
+
+    for number, (retry, kind, tries) in enumerate(
+        [
+            (False, ValueError, 1),
+            (True, ValueError, 3),
+            ([ValueError, OSError], ValueError, 3),
+            ([OSError], ValueError, 1),
+            ([OSError], FileNotFoundError, 3),
+            (True, SystemExit, 1),
+        ]
+    ):
+        path = tmp_path / str(number)
+        function = gpunb.remote(max_retries=2, retry_exceptions=retry)(fail)
+        with pytest.raises(TaskError):
+            get(function.remote(path, kind))
+        assert len(path.read_text()) == tries, (retry, kind)
+
+
+def test_a_timeout_stops_the_task(four, gate):
+    ref = hold.options(timeout=0.2).remote(gate, 1)
+    with pytest.raises(TimeoutError, match=r"timeout of 0\.2 s"):
+        get(ref)
+    assert get(hold.options(timeout=30 * 86400).remote(_Open(), 1)) == [0]
+
+
+class _Open:
+    def enter(self, name):
+        pass
+
+
+# --------------------------------------------------------------------------------------- max_calls
+
+
+def test_each_gpu_task_has_a_process_of_its_own(four):
+    used = {get(pid.remote()) for _ in range(4)}
+    from_options = pid.options(num_gpus=1)
+    pids = [get(on_gpu.remote())[2] for _ in range(4)]
+    pids += [get(from_options.remote()) for _ in range(3)]
+    assert len(set(pids)) == 7
+    assert used.isdisjoint(pids)
+
+
+def test_max_calls(four):
+    @gpunb.remote(num_gpus=0.5, max_calls=0)
+    def reused():
+        return os.getpid(), gpunb.get_gpu_ids()
+
+    @gpunb.remote(num_gpus=0.5, max_calls=0)
+    def other():
+        return os.getpid(), gpunb.get_gpu_ids()
+
+    assert len({str(get(reused.remote())) for _ in range(4)}) == 1
+    assert get(other.remote())[0] != get(reused.remote())[0]
+
+    @gpunb.remote(max_calls=2)
+    def twice():
+        return os.getpid()
+
+    pids = [get(twice.remote()) for _ in range(6)]
+    assert len(set(pids)) >= 3
+    assert max(map(pids.count, pids)) <= 2
+
+
+def test_a_cpu_worker_is_reused(four):
+    assert len({get(pid.remote()) for _ in range(10)}) == 1
+
+
+# ------------------------------------------------------------------------------------------ cancel
+
+
+def test_cancel_what_is_queued(four, gate):
+    holder = hold.options(num_gpus=4).remote(gate, "holder")
+    queued = on_gpu.remote()
+    gate.await_("holder")
+    gpunb.cancel(queued)
+    with pytest.raises(TaskCancelledError, match="on_gpu"):
+        get(queued)
+    gate.open()
+    assert get(holder) == [0, 1, 2, 3]
+
+
+def test_cancel_lets_finally_run(four, gate):
+    @gpunb.remote(num_gpus=1)
+    def careful(gate):
+        try:
+            gate.enter("begun")
+        finally:
+            gate.note("cleaned up")
+
+    ref = careful.remote(gate)
+    gate.await_("begun")
+    gpunb.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        get(ref)
+    assert gate.came("cleaned up")
+
+
+def test_cancel_at_every_moment(four):
+    """An interrupt that comes before the task has begun is not lost."""
+
+    @gpunb.remote(num_gpus=0.25)
+    def forever():
+        threading.Event().wait(PATIENCE * 3)
+
+    for step in range(24):
+        ref = forever.remote()
+        time.sleep(step * 0.0003)
+        gpunb.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            get(ref)
+
+
+def test_cancel_by_force(four, gate):
+    @gpunb.remote(num_gpus=1)
+    def stubborn(gate):
+        while True:
+            try:
+                gate.enter("begun")
+            except KeyboardInterrupt:
+                gate.note("ignored")
+
+    ref = stubborn.remote(gate)
+    gate.await_("begun")
+    gpunb.cancel(ref)
+    gate.await_("ignored")
+    gpunb.cancel(ref, force=True)
+    with pytest.raises(TaskCancelledError):
+        get(ref)
+
+
+@pytest.mark.parametrize("recursive", [True, False])
+def test_cancel_with_what_it_submitted(four, gate, recursive):
+    @gpunb.remote(num_gpus=1)
+    def parent(gate, box):
+        box.append(hold.remote(gate, "child"))
+        Path(gate.folder / "ref").write_bytes(pickle.dumps(box[0].id))
+        gpunb.get(box[0])
+
+    ref = parent.remote(gate, [])
+    gate.await_("child")
+    child = gpunb.ObjectRef(pickle.loads((gate.folder / "ref").read_bytes()))
+    gpunb.cancel(ref, recursive=recursive)
+    with pytest.raises(TaskCancelledError):
+        get(ref)
+    gate.open()
+    if recursive:
+        with pytest.raises(TaskCancelledError):
+            get(child)
+    else:
+        assert get(child) == [1]
+
+
+def test_cancel_what_is_over_or_was_put(four):
+    ref = same.remote(1)
+    assert get(ref) == 1
+    gpunb.cancel(ref)
+    put = gpunb.put(2)
+    gpunb.cancel(put)
+    assert get([ref, put]) == [1, 2]
+    with pytest.raises(TypeError, match="ObjectRef"):
+        gpunb.cancel(1)
+
+
+def test_a_cancelled_task_that_others_need(four, gate):
+    ref = hold.remote(gate, 1)
+    after = same.remote(ref)
+    gate.await_(1)
+    gpunb.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        get(after)
+
+
+def test_an_interrupt_spares_the_next_task(four, gate):
+    refs = [same.remote(i) for i in range(50)]
+    for ref in refs[::2]:
+        gpunb.cancel(ref)
+    for ref in refs[1::2]:
+        get(ref)
+    for ref in refs[::2]:
+        try:
+            get(ref)
+        except TaskCancelledError:
+            pass
+
+
+# ----------------------------------------------------------------------------- devices of a worker
+
+
+class Reads:
+    """Is unpickled as what the variable says at that moment."""
+
+    def __reduce__(self):
+        return os.getenv, ("CUDA_VISIBLE_DEVICES",)
+
+
+def test_the_variables_are_set_before_anything_is_unpickled(four):
+    @gpunb.remote(num_gpus=2)
+    def look(seen):
+        return seen, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]
+
+    assert get(look.remote(Reads())) == ("0,1", "0,1", "PCI_BUS_ID")
+
+
+def test_the_variables_are_set_before_anything_is_imported(four, tmp_path, monkeypatch):
+    (tmp_path / "reads_at_import.py").write_text(
+        "import os\nseen = os.environ.get('CUDA_VISIBLE_DEVICES')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    @gpunb.remote(num_gpus=0.5)
+    def look():
+        import reads_at_import
+
+        return reads_at_import.seen
+
+    assert get(look.remote()) == "0"
+
+
+def test_without_a_device_none_is_seen(four, monkeypatch):
+    @gpunb.remote
+    def look():
+        return gpunb.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    assert get(look.remote()) == ([], "")
+    assert gpunb.get_gpu_ids() == []
+
+
+def test_ids_are_whole_numbers_ascending(four):
+    ids = get(on_gpu.options(num_gpus=4).remote())[0]
+    assert ids == [0, 1, 2, 3]
+    assert all(type(each) is int for each in ids)
+
+
+def test_four_quarters_run_at_once(four, gate):
+    refs = [hold.remote(gate, i) for i in range(4)]
+    for i in range(4):
+        gate.await_(i)
+    assert [job["gpus"] for job in gpunb.status()["running"]] == [[[0, 0.25]]] * 4
+    gate.open()
+    assert get(refs) == [[0]] * 4
+
+
+def test_halves_are_packed(four, gate):
+    refs = [hold.options(num_gpus=0.5).remote(gate, i) for i in range(3)]
+    for i in range(3):
+        gate.await_(i)
+    gate.open()
+    assert get(refs) == [[0], [0], [1]]
+
+
+def test_accelerator_types(four):
+    typed = {kind: on_gpu.options(accelerator_type=kind) for kind in ("V100", "A100")}
+    assert get(typed["V100"].remote())[0] == [2]
+    assert get(typed["A100"].remote())[0] == [0]
+    assert get(on_gpu.options(accelerator_type=["H100", "V100"]).remote())[0] == [2]
+    with pytest.raises(InfeasibleRequestError, match="H100"):
+        on_gpu.options(accelerator_type="H100").remote()
+
+
+def test_a_share_by_memory(four):
+    need = on_gpu.options(gpu_memory="20GiB")
+    assert get(need.remote())[0] == [0]
+    with pytest.raises(InfeasibleRequestError, match="GiB"):
+        on_gpu.options(gpu_memory="80GiB").remote()
+
+
+def test_environment_variables_of_a_task(four):
+    @gpunb.remote(runtime_env={"env_vars": {"OF_TASK": "yes"}})
+    def look():
+        return os.environ.get("OF_TASK")
+
+    assert get(look.remote()) == "yes"
+    assert get(look.options(runtime_env={"env_vars": {"OF_TASK": "2"}}).remote()) == "2"
+    assert get(look.options(runtime_env={}).remote()) is None
+    assert "OF_TASK" not in os.environ
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_later_changes_of_the_kernel_are_seen(four, gpus, tmp_path, monkeypatch):
+    @gpunb.remote(num_gpus=gpus)
+    def look():
+        return os.getcwd(), os.environ.get("SINCE_INIT"), sys.path[0], sys.argv[-1]
+
+    get(look.remote())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SINCE_INIT", "1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "modules"), *sys.path])
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "more"])
+    assert get(look.remote()) == (str(tmp_path), "1", str(tmp_path / "modules"), "more")
+    monkeypatch.undo()
+    directory, variable, _, last = get(look.remote())
+    assert (directory, variable) == (os.getcwd(), None)
+    assert last == sys.argv[-1]
+    assert get(gpunb.remote(os.getenv).remote("CUDA_VISIBLE_DEVICES")) == ""
+
+
+def test_random_streams_differ(four):
+    @gpunb.remote(num_gpus=0.25)
+    def draw():
+        return random.random()
+
+    assert len({get(draw.remote()) for _ in range(5)}) == 5
+
+
+# ------------------------------------------------------------------------------------------ facts
+
+
+def test_the_status_says_why_a_task_waits(four, gate):
+    holders = [hold.options(num_gpus=0.6).remote(gate, i) for i in range(4)]
+    for i in range(4):
+        gate.await_(i)
+    waiting = hold.options(num_gpus=0.6, name="patient").remote(gate, "late")
+    upstream = same.options(name="after").remote(waiting)
+    facts = eventually(lambda: (s := gpunb.status())["queued"] == 2 and s)
+    assert json.loads(json.dumps(facts)) == facts
+    reasons = {job["name"]: job["waits_for"] for job in facts["waiting"]}
+    assert "0.6" in reasons["patient"]
+    assert "0.4" in reasons["patient"]
+    assert f"#{waiting.task_id}" in reasons["after"]
+    assert [job["pid"] > 0 for job in facts["running"]] == [True] * 4
+    assert gpunb.available_resources()["GPU"] == pytest.approx(1.6)
+    gate.open()
+    get([*holders, waiting, upstream])
+    done = {job["name"]: job["state"] for job in gpunb.status()["finished"][:2]}
+    assert done == {"patient": "done", "after": "done"}
+
+
+def test_resources(four, gate):
+    total = gpunb.cluster_resources()
+    assert total["GPU"] == 4
+    assert total["CPU"] == 2
+    assert total["licence"] == 1
+    assert total["accelerator_type:A100"] == 2
+    first = hold.options(num_gpus=0, resources={"licence": 1}).remote(gate, 1)
+    gate.await_(1)
+    second = same.options(resources={"licence": 1}).remote(2)
+    eventually(lambda: gpunb.status()["queued"] == 1)
+    assert "licence" not in gpunb.available_resources()
+    assert "licence" in gpunb.status()["waiting"][0]["waits_for"]
+    gate.open()
+    assert get([first, second]) == [[], 2]
+
+
+def helper():
+    return 1
+
+
+def test_a_helper_that_is_redefined_is_seen(four):
+    uses = gpunb.remote(lambda: helper())
+    assert get(uses.remote()) == 1
+    original = globals()["helper"]
+    try:
+        globals()["helper"] = lambda: 2
+        assert get(uses.remote()) == 2
+    finally:
+        globals()["helper"] = original
+    assert get(uses.remote()) == 1
+
+
+# ---------------------------------------------------------------------------------------- sessions
+
+
+def test_start_and_end(start):
+    assert not gpunb.is_initialized()
+    gpunb.shutdown()
+    started = start(num_gpus=2, num_cpus=3, resources={"licence": 2})
+    assert gpunb.is_initialized()
+    assert started.resources == {"CPU": 3.0, "GPU": 2.0, "licence": 2.0}
+    assert "2 x logical GPU; 3 CPUs" in repr(started)
+    assert "logical" in "".join(started.notes)
+    assert "<table>" in started._repr_html_()
+    with pytest.raises(RuntimeError, match="already"):
+        gpunb.init()
+    assert gpunb.init(ignore_reinit_error=True) is started
+    gpunb.shutdown()
+    gpunb.shutdown()
+    assert not gpunb.is_initialized()
+
+
+def test_as_a_context(by_value):
+    with gpunb.init(num_gpus=1, num_cpus=1, preload=()) as started:
+        assert [each.id for each in started.devices] == [0]
+        assert get(on_gpu.remote())[0] == [0]
+    assert not gpunb.is_initialized()
+
+
+def test_one_session_after_the_other(start):
+    start(num_gpus=1)
+    old, put = on_gpu.remote(), gpunb.put("old")
+    get(old)
+    gpunb.shutdown()
+    with pytest.raises(GpunbError):
+        # Asking starts the next session, which must not know it.
+        gpunb.init(num_gpus=1, num_cpus=1, preload=())
+        get(old)
+    new, other = [same.remote(i) for i in range(5)], gpunb.put("new")
+    for ref in (put, old):
+        with pytest.raises(ObjectLostError, match="session"):
+            get(ref)
+        with pytest.raises(ObjectLostError):
+            same.remote(ref)
+        with pytest.raises(ObjectLostError):
+            gpunb.cancel(ref)
+    del old, put, ref
+    assert get(new) == list(range(5))
+    assert get(other) == "new"
+    del new, other
+    assert_idle()
+
+
+def test_ending_with_work_in_flight(start, gate):
+    start(num_gpus=1)
+    refs = [hold.options(num_gpus=1).remote(gate, i) for i in range(3)]
+    gate.await_(0)
+    caught = []
+
+    def wait():
+        try:
+            gpunb.get(refs)
+        except GpunbError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    gpunb.shutdown()
+    thread.join(PATIENCE)
+    assert "shut down" in str(caught[0])
+
+
+def test_a_session_that_slept_wakes_up(start):
+    start(num_gpus=1)
+    time.sleep(0.6)  # longer than any timer of a start: the loop sleeps without limit now
+    assert get(same.remote(1), timeout=5) == 1
+
+
+def test_the_numbers_of_init(start, monkeypatch):
+    monkeypatch.setenv("GPUNB_NUM_GPUS", "3")
+    monkeypatch.setenv("GPUNB_NUM_CPUS", "5")
+    started = start(num_gpus=None, num_cpus=None)
+    assert (started.resources["GPU"], started.resources["CPU"]) == (3, 5)
+
+
+def test_simulate_from_the_environment(start, monkeypatch):
+    monkeypatch.setenv("GPUNB_SIMULATE", "1xH100:80GiB")
+    started = start(num_gpus=None)
+    assert started.devices[0].type == "H100"
+    assert get(on_gpu.options(gpu_memory="70GiB").remote())[0] == [0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: gpunb.init(num_gpus=-1), ValueError, "num_gpus=-1"),
+        (lambda: gpunb.init(num_gpus=1.5), ValueError, "whole number"),
+        (lambda: gpunb.init(num_gpus=math.inf), ValueError, "whole number"),
+        (lambda: gpunb.init(num_gpus=math.nan), ValueError, "whole number"),
+        (lambda: gpunb.init(num_gpus="2"), TypeError, "num_gpus"),
+        (lambda: gpunb.init(num_gpus=True), TypeError, "num_gpus"),
+        (lambda: gpunb.init(num_cpus=-1), ValueError, "num_cpus"),
+        (lambda: gpunb.init(resources={"CPU": 1}), ValueError, "num_cpus"),
+        (lambda: gpunb.init(resources={"a": -1}), ValueError, "negative"),
+        (lambda: gpunb.init(preload="torch"), TypeError, "list of module names"),
+        (lambda: gpunb.init(start_method="thread"), ValueError, "start_method"),
+        (lambda: gpunb.init(simulate="2xA100:40 parsecs"), ValueError, "simulate|size|40"),
+        (lambda: gpunb.init("nowhere"), ValueError, "address='nowhere'"),
+        (lambda: gpunb.init(gpus=1), TypeError, "gpus"),
+    ],
+    ids=lambda value: "" if callable(value) else str(value),
+)
+def test_a_bad_init_starts_nothing(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+    assert not gpunb.is_initialized()
+
+
+def test_bad_numbers_in_the_environment(monkeypatch):
+    for text in ("x", "-1", "1.5"):
+        monkeypatch.setenv("GPUNB_NUM_GPUS", text)
+        with pytest.raises(ValueError, match="GPUNB_NUM_GPUS"):
+            gpunb.init()
+
+
+# --------------------------------------------------------------- in an interpreter of their own
+
+MAIN = """
+    import gpunb, os, sys
+
+    BASE = 100
+
+    def helper(x):
+        return BASE + x
+
+    @gpunb.remote(num_gpus=1)
+    def f(x):
+        return helper(x), gpunb.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+    @gpunb.remote
+    def g():
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+
+    if __name__ == "__main__":
+"""
+
+
+def test_functions_of_main_and_an_implicit_start():
+    done = script(MAIN + "        print(gpunb.get(f.remote(1)), gpunb.is_initialized())", env={
+        "GPUNB_NUM_GPUS": "1", "GPUNB_NUM_CPUS": "2"
+    })
+    assert done.stdout == "(101, [0], '0') True\n"
+    assert "gpunb: num_gpus=1, but 0 devices found" in done.stderr.replace("GPUNB_NUM_GPUS", "num_gpus")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "expected"),
+    [
+        ("1,3", None, "(101, [1], '1') [1, 3] ''"),
+        ("1,3", 1, "(101, [1], '1') [1] ''"),
+        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", None, "['GPU-8932f937-d72c-4106-c12f-20bd9faed9f6']"),
+        ("", 0, "[] ''"),
+        ("1,3", 3, "ValueError"),
+    ],
+)
+def test_devices_that_are_preset(visible, gpus, expected):
+    body = f"""
+        try:
+            s = gpunb.init(num_gpus={gpus}, num_cpus=1, preload=())
+        except ValueError as error:
+            print("ValueError", error)
+            sys.exit()
+        ids = [each.id for each in s.devices]
+        print(gpunb.get(f.remote(1)) if ids else "", ids, repr(gpunb.get(g.remote())))
+    """
+    done = script(MAIN + body, env={"CUDA_VISIBLE_DEVICES": visible, "GPUNB_FAKE": "1"})
+    if expected == "ValueError":
+        assert "num_gpus=3" in done.stdout
+        assert "1,3" in done.stdout or "'1', '3'" in done.stdout
+    elif visible == "" or gpus is not None:
+        assert expected in done.stdout, done
+    # Without such devices on this machine there are none, whatever the list says.
+
+
+def test_devices_may_be_left_visible():
+    body = """
+        gpunb.init(num_gpus=0, num_cpus=1, preload=())
+        print(gpunb.get(g.remote()))
+    """
+    hidden = script(MAIN + body, env={"CUDA_VISIBLE_DEVICES": "0"})
+    assert hidden.stdout == "\n", hidden
+    shown = script(
+        MAIN + body, env={"CUDA_VISIBLE_DEVICES": "0", "GPUNB_EXPOSE_GPUS_ON_ZERO": "1"}
+    )
+    assert shown.stdout == "0\n", shown

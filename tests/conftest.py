@@ -1,0 +1,36 @@
+"""Fixtures that start real sessions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from tests import sessions
+
+
+@pytest.fixture(scope="module")
+def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Functions of the test's module travel by value, as a notebook's do."""
+    module = sys.modules[request.module.__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def start(by_value: None) -> Iterator[Callable[..., Any]]:
+    """Starts a session of the test's own, checked to have left nothing behind at its end."""
+    contexts: list[Any] = []
+
+    def make(**settings: Any) -> Any:
+        context = sessions.session(**settings)
+        contexts.append(context)
+        return context.__enter__()
+
+    yield make
+    for context in contexts:
+        context.__exit__(None, None, None)

@@ -1,0 +1,157 @@
+"""Sessions for tests: real ones, which leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gpunb
+
+MARK = "GPUNB_TEST_MARK"
+os.environ.setdefault(MARK, f"{os.getpid()}-{time.time_ns()}")
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = 20.0
+"""Seconds; nothing takes so long unless it is broken."""
+
+
+def eventually(true: Callable[[], Any], what: str = "", within: float = PATIENCE) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + within
+    while True:
+        answer = true()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within:g} s: {what or true}")
+        time.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def marked() -> dict[int, str]:
+    """The command lines of all processes that come from this run of the tests, by pid.
+
+    They have inherited a variable, so those are found too that left their parents and groups.
+    """
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = {}
+    for each in Path("/proc").iterdir():
+        if not each.name.isdigit() or int(each.name) == os.getpid():
+            continue
+        try:
+            command = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if mark in (each / "environ").read_bytes() and "resource_tracker" not in command:
+                found[int(each.name)] = command
+        except OSError:
+            continue
+    return found
+
+
+def zombies() -> list[int]:
+    found = []
+    for each in Path("/proc/self/task").iterdir():
+        found += [int(pid) for pid in (each / "children").read_text().split()]
+    return [pid for pid in found if not alive(pid)]
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def shared_memory() -> set[str]:
+    own = ("gpunb", str(os.getpid()))
+    return {each for each in os.listdir("/dev/shm") if any(part in each for part in own)}
+
+
+@contextlib.contextmanager
+def session(**settings: Any) -> Iterator[Any]:
+    """A session, after whose end no process, descriptor or shared memory is left."""
+    processes, open_before, shared = marked(), descriptors(), shared_memory()
+    defaults = {"num_cpus": 2, "preload": (), "num_gpus": None if "simulate" in settings else 0}
+    started = gpunb.init(**{**defaults, **settings})
+    try:
+        yield started
+    finally:
+        gpunb.shutdown()
+    eventually(lambda: marked().keys() <= processes.keys(), f"processes left: {marked()}")
+    assert not zombies()
+    # The resource tracker of loky, once started, stays.
+    eventually(lambda: descriptors() <= open_before + 4, "descriptors are left open", 5)
+    assert shared_memory() <= shared
+
+
+def assert_idle() -> None:
+    """Everything is free, nothing runs or is kept, and a task still works."""
+    facts: dict[str, Any] = {}
+
+    def idle() -> bool:
+        gc.collect()
+        facts.update(gpunb.status())
+        return (
+            not facts["running"]
+            and not facts["queued"]
+            and facts["available"] == facts["total"]
+            and facts["objects"] == {"objects": 0, "references": 0, "bytes": 0}
+        )
+
+    try:
+        eventually(idle, "idle")
+    except AssertionError:
+        raise AssertionError(f"the session is not idle: {facts}") from None
+    assert gpunb.get(gpunb.remote(len).remote("four"), timeout=PATIENCE) == 4
+
+
+def script(
+    text: str, *, env: dict[str, str | None] | None = None, **settings: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a script as ``__main__`` of an interpreter of its own."""
+    with running(text, env=env, **settings) as process:
+        out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@contextlib.contextmanager
+def running(
+    text: str, *, env: dict[str, str | None] | None = None, **settings: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """As `script`, while it runs; it is killed if it still does at the end."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+    for name in ("CUDA_VISIBLE_DEVICES", "GPUNB_SIMULATE", "GPUNB_NUM_GPUS", "GPUNB_NUM_CPUS"):
+        if name not in (env or {}):
+            variables.pop(name, None)
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(textwrap.dedent(text))
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(path)],
+            env=variables,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **settings,
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()

@@ -1,0 +1,65 @@
+"""What the package promises to whoever only imports it."""
+
+import subprocess
+import sys
+from importlib import resources
+
+import pytest
+
+import gpunb
+
+PUBLIC = [
+    "ObjectRef",
+    "__version__",
+    "accelerators",
+    "available_resources",
+    "cancel",
+    "cluster_resources",
+    "exceptions",
+    "get",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "is_initialized",
+    "load_ipython_extension",
+    "put",
+    "remote",
+    "shutdown",
+    "status",
+    "unload_ipython_extension",
+    "wait",
+]
+
+
+def test_public_names_are_these_and_all_there():
+    assert sorted(gpunb.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(gpunb, name) is not None
+    assert dir(gpunb) == PUBLIC
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        gpunb.no_such_name  # noqa: B018
+
+
+def modules_after(code: str) -> set[str]:
+    script = f"{code}\nimport sys\nprint(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+def test_import_is_light():
+    loaded = modules_after("import gpunb")
+    assert "gpunb.api" not in loaded
+    assert not loaded & {"IPython", "numpy", "pynvml", "loky", "ray", "multiprocessing", "asyncio"}
+
+
+def test_the_api_loads_no_notebook_and_no_gpu_library():
+    loaded = modules_after("import gpunb; gpunb.remote(num_gpus=1)(print)")
+    assert "gpunb.api" in loaded
+    assert not loaded & {"IPython", "ipykernel", "numpy", "pynvml", "loky", "ray", "torch"}
+
+
+def test_it_is_typed():
+    assert resources.files(gpunb).joinpath("py.typed").is_file()

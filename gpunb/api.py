@@ -154,9 +154,7 @@ def init(
             cpus = loky.cpu_count()
         machine = Machine(devices, cpus * UNIT, tuple(sorted(extra.items())))
         backend.install(
-            backend.load(
-                "local", machine=machine, preload=modules, method=method, vendors=vendors
-            )
+            backend.load("local", machine=machine, preload=modules, method=method, vendors=vendors)
         )
         if "ipykernel" in sys.modules:
             importlib.import_module("gpunb.notebook.output").install()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpunb import backend, serialize
 from gpunb.backend import ObjectId
+
+if TYPE_CHECKING:
+    import concurrent.futures
 
 T = TypeVar("T")
 
@@ -55,6 +56,8 @@ class ObjectRef(Generic[T]):
 
     def future(self) -> concurrent.futures.Future[T]:
         """A `concurrent.futures.Future` of the value. Cancelling it does not cancel the task."""
+        import concurrent.futures
+
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
 
@@ -71,6 +74,8 @@ class ObjectRef(Generic[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
+        import asyncio  # not before it is needed: it takes as long as all of this package
+
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
 

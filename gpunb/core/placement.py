@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
-from copy import copy
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gpunb.core.resources import (
     TYPE_PREFIX,
@@ -28,8 +27,23 @@ Candidate: TypeAlias = tuple[int, int]
 """(position of a device, units the demand would take of it)"""
 
 
+Candidates: TypeAlias = tuple[tuple[Candidate, ...], ...]
+"""The devices that could hold (a part of) a demand, one group for each accepted type."""
+
 REMEMBERED = 256
-"""Demands whose candidates are kept, so that a session of many different ones stays small."""
+"""Demands whose `Fit` is kept, so that a session of many different ones stays small."""
+
+
+class Fit(NamedTuple):
+    """What a machine can do for a demand when nothing else runs.
+
+    `least` is the number of units that must be free on one device, or from `UNIT` on, on wholly
+    free devices together.
+    """
+
+    candidates: Candidates
+    least: int
+    refusal: str | None
 
 
 class Capacity:
@@ -41,11 +55,13 @@ class Capacity:
         self.cpus = machine.cpus
         self.resources = dict(machine.resources)
         self.position = {device.key: at for at, device in enumerate(machine.devices)}
-        self._candidates: dict[Demand, tuple[tuple[Candidate, ...], ...]] = {}
+        self._fits: dict[Demand, Fit] = {}
+        self._rooms: dict[frozenset[int], tuple[int, int]] = {}
 
     def copy(self) -> Capacity:
-        other = copy(self)
+        other = Capacity(self.machine)
         other.shares = self.shares.copy()
+        other.cpus = self.cpus
         other.resources = self.resources.copy()
         return other
 
@@ -57,27 +73,39 @@ class Capacity:
 
     def _move(self, allocation: Allocation, sign: int) -> None:
         self.cpus += sign * allocation.cpus
+        if allocation.shares:
+            self._rooms.clear()
         for key, units in allocation.shares:
             self.shares[self.position[key]] += sign * units
         for name, units in allocation.resources:
             self.resources[name] = self.resources.get(name, 0) + sign * units
 
-    def candidates(self, demand: Demand) -> tuple[tuple[Candidate, ...], ...]:
-        """The devices that could ever hold (a part of) the demand, one group a preference."""
-        known = self._candidates.get(demand)
+    def fit(self, demand: Demand) -> Fit:
+        known = self._fits.get(demand)
         if known is None:
-            if len(self._candidates) >= REMEMBERED:
-                self._candidates.clear()
-            known = self._candidates[demand] = candidates(demand, self.machine)
+            if len(self._fits) >= REMEMBERED:
+                self._fits.clear()
+            groups = candidates(demand, self.machine)
+            part = min((units for group in groups for _, units in group), default=0)
+            least = demand.gpus if demand.gpus >= UNIT else part
+            known = self._fits[demand] = Fit(groups, least, refusal(demand, self.machine))
         return known
 
-    def hopeless(self, demand: Demand) -> bool:
-        """A quick look that may save `place`: True only if the demand does not fit now."""
-        if demand.cpus and demand.cpus > self.cpus:
+    def hopeless(self, least: int, cpus: int, avoid: frozenset[int]) -> bool:
+        """A quick look that may save `place`: True only if what needs this does not fit now."""
+        if cpus and cpus > self.cpus:
             return True
-        if demand.gpus >= UNIT:
-            return self.shares.count(UNIT) * UNIT < demand.gpus
-        return demand.gpus > max(self.shares, default=0)
+        if not least:
+            return False
+        room = self._rooms.get(avoid)
+        if room is None:
+            room = self._rooms[avoid] = self._room(avoid)
+        return least > room[least >= UNIT]
+
+    def _room(self, avoid: Collection[int]) -> tuple[int, int]:
+        """The largest free share, and the units on wholly free devices."""
+        shares = [share for at, share in enumerate(self.shares) if at not in avoid]
+        return max(shares, default=0), shares.count(UNIT) * UNIT
 
     def place(
         self,
@@ -117,12 +145,12 @@ class Capacity:
             count = demand.gpus // UNIT
             free = [
                 each
-                for group in self.candidates(demand)
+                for group in self.fit(demand).candidates
                 for each in group
                 if shares[each[0]] == UNIT and each[0] not in avoid
             ]
             return sorted(free[:count]) if len(free) >= count else None
-        for group in self.candidates(demand):
+        for group in self.fit(demand).candidates:
             best, best_left = None, UNIT + 1
             for each in group:
                 left = shares[each[0]] - each[1]
@@ -133,8 +161,8 @@ class Capacity:
         return None
 
 
-def candidates(demand: Demand, machine: Machine) -> tuple[tuple[Candidate, ...], ...]:
-    """The devices that could hold (a part of) the demand, grouped by preference of type."""
+def candidates(demand: Demand, machine: Machine) -> Candidates:
+    """The devices that could hold (a part of) the demand, in order of preference."""
     groups: list[tuple[Candidate, ...]] = []
     for wanted in dict.fromkeys(demand.types) or (None,):
         group = []
@@ -242,7 +270,7 @@ def why_waiting(
 def _why_devices(
     demand: Demand, capacity: Capacity, holders: Mapping[int, Collection[int]]
 ) -> str | None:
-    places = [each for group in capacity.candidates(demand) for each in group]
+    places = [each for group in capacity.fit(demand).candidates for each in group]
     if capacity.choose(demand) is not None or not places:
         return None
     kind = " or ".join(demand.types) + " " if demand.types else ""

@@ -17,25 +17,19 @@ from gpunb.core.resources import UNIT, Allocation, Demand
 
 
 class Line:
-    """Tasks of one demand, first come first served.
+    """Tasks of one demand, first come first served; the first one is always there and queued.
 
-    `open` while it is to be looked at, `stuck` once its head was found not to fit.
+    `stuck` once its head was found not to fit; `least` is the same as in the demand's `Fit`.
     """
 
-    __slots__ = ("count", "demand", "open", "stuck", "tasks")
+    __slots__ = ("count", "demand", "least", "stuck", "tasks")
 
-    def __init__(self, demand: Demand) -> None:
+    def __init__(self, demand: Demand, least: int) -> None:
         self.demand = demand
+        self.least = least
         self.tasks: deque[Task] = deque()
         self.count = 0
-        self.open = False
         self.stuck = False
-
-    def head(self) -> Task | None:
-        tasks = self.tasks
-        while tasks and tasks[0].state != "queued":
-            tasks.popleft()
-        return tasks[0] if tasks else None
 
     def __len__(self) -> int:
         return self.count
@@ -46,11 +40,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is kept for a demand that has waited long: devices by position, CPUs and resources."""
+    """What is kept for a line that has waited long: devices by position, CPUs and resources."""
 
-    demand: Demand
+    line: Line
     devices: frozenset[int]
     spare: Allocation
+
+
+_NO_DEVICES: frozenset[int] = frozenset()
 
 
 def _order(line: Line) -> int:
@@ -71,6 +68,7 @@ class Queue:
         self._capacity = capacity
         self._obtainable = obtainable
         self._open: list[Line] = []
+        self._all_open = False
         self._ages_at = math.inf
 
     def __len__(self) -> int:
@@ -80,93 +78,86 @@ class Queue:
         demand = task.spec.demand
         line = self.lines.get(demand)
         if line is None:
-            line = self.lines[demand] = Line(demand)
+            line = self.lines[demand] = Line(demand, self._capacity.fit(demand).least)
+            self._open.append(line)
         task.state = "queued"
         line.count += 1
-        if front:
-            line.tasks.appendleft(task)
-            line.stuck = False
-        else:
+        if not front:
             line.tasks.append(task)
-        if not line.stuck:
-            self._look_at(line)
-
-    def _look_at(self, line: Line) -> None:
-        line.stuck = False
-        if not line.open:
-            line.open = True
+            return
+        line.tasks.appendleft(task)
+        if line.stuck:
+            line.stuck = False
             self._open.append(line)
 
     def remove(self, task: Task) -> None:
         """Take a task out that starts or is cancelled; the caller has set its new state."""
         line = self.lines[task.spec.demand]
+        tasks = line.tasks
         line.count -= 1
-        if self.reservation and self.reservation.demand == line.demand:
+        if self.reservation and self.reservation.line is line:
             self.drop_reservation()
         if not line.count:
             del self.lines[line.demand]
-        elif line.tasks[0] is task:
-            line.tasks.popleft()
-            self._look_at(line)
-        elif len(line.tasks) > 64 and line.count * 2 < len(line.tasks):
+            tasks.clear()
+        elif tasks[0] is task:
+            while tasks[0].state != "queued":
+                tasks.popleft()
+        elif len(tasks) > 64 and line.count * 2 < len(tasks):
             line.tasks = deque(line)
 
     def freed(self) -> None:
         """Something became free: every line is worth a look."""
-        for line in self.lines.values():
-            self._look_at(line)
+        self._all_open = True
 
-    def ready(self) -> list[Line]:
+    def ready(self, now: float) -> list[Line]:
         """The lines worth a look, longest waiting head first; each is to be `passed` in turn."""
-        lines = []
-        for line in self._open:
-            if line.head() is None:
-                line.open = False
-            else:
-                lines.append(line)
-        self._open.clear()
+        if now >= self._ages_at:
+            self._grow_older(now)
+        lines = list(self.lines.values()) if self._all_open else self._open
+        self._open, self._all_open = [], False
+        lines = [line for line in lines if line.count]
         if len(lines) > 1:
             lines.sort(key=_order)
         return lines
 
     def passed(self, line: Line, now: float) -> None:
-        """The line was looked at: it is empty, or its head does not fit now.
-
-        It counts as open until here, so that what happens during the look (a task of it starts,
-        which may end a reservation) does not call for another.
-        """
-        line.open = False
-        if line.head() is not None:
-            line.stuck = True
-            self._consider(line, now)
-
-    def grow_older(self, now: float) -> None:
-        """See who has waited long enough by now."""
-        if now >= self._ages_at:
-            self._ages_at = math.inf
-            stuck = [line for line in self.lines.values() if line.stuck and line.head()]
-            for line in sorted(stuck, key=_order):
-                self._consider(line, now)
-
-    def _consider(self, line: Line, now: float) -> None:
+        """The line was looked at: it is empty, or its head does not fit now."""
+        if not line.count:
+            return
+        line.stuck = True
         ages_at = line.tasks[0].since + self.age
         if now < ages_at:
             self._ages_at = min(self._ages_at, ages_at)
         elif self.reservation is None and self._obtainable.place(line.demand):
-            self.reservation = self._reservation(line.demand)
+            self.reservation = self._reservation(line)
 
-    def _reservation(self, demand: Demand) -> Reservation:
+    def _grow_older(self, now: float) -> None:
+        """See who of those that are stuck has waited long enough by now."""
+        self._ages_at = math.inf
+        for line in sorted((line for line in self.lines.values() if line.stuck), key=_order):
+            self.passed(line, now)
+
+    def kept_from(self, line: Line) -> tuple[frozenset[int], Allocation | None]:
+        """What is reserved for another line: positions of devices, and the rest."""
+        kept = self.reservation
+        if kept is None or kept.line is line:
+            return _NO_DEVICES, None
+        return kept.devices, kept.spare
+
+    def _reservation(self, line: Line) -> Reservation:
         """Keep what is soonest enough: of the devices that can serve, those with most room."""
+        demand = line.demand
         shares, obtainable = self._capacity.shares, self._obtainable.shares
         places = [
             (units - shares[at], at)
-            for group in self._capacity.candidates(demand)
+            for group in self._capacity.fit(demand).candidates
             for at, units in group
             if units <= obtainable[at]
         ]
         count = max(1, demand.gpus // UNIT) if demand.wants_device else 0
         return Reservation(
-            demand,
+            line,
             frozenset(at for _, at in sorted(places)[:count]),
             Allocation(cpus=demand.cpus, resources=demand.resources),
         )

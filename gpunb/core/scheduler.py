@@ -16,7 +16,7 @@ from typing import assert_never
 from gpunb.core import events as ev
 from gpunb.core.actors import Actors
 from gpunb.core.idle import Idle
-from gpunb.core.placement import Capacity, refusal
+from gpunb.core.placement import Capacity
 from gpunb.core.queue import Line, Queue
 from gpunb.core.records import Task, Timer, Timers, Worker
 from gpunb.core.resources import Allocation, Demand, Machine
@@ -126,7 +126,7 @@ class Scheduler:
         if task.parent is not None:
             self._children.setdefault(task.parent, set()).add(task.id)
         if task.actor is None or task.constructs:
-            reason = refusal(task.spec.demand, self.machine)
+            reason = self.capacity.fit(task.spec.demand).refusal
             if reason:
                 self.settle(task, Refused(reason))
                 return False
@@ -147,32 +147,35 @@ class Scheduler:
     # ---------------------------------------------------------------------------------- out of it
 
     def _dispatch(self, now: float) -> None:
-        queue, capacity = self.queue, self.capacity
-        queue.grow_older(now)
+        queue, capacity, idle = self.queue, self.capacity, self.idle
         # More than one round only if a reservation ended, for those that had to step back for it.
-        while lines := queue.ready():
+        while lines := queue.ready(now):
             for line in lines:
-                # Warm workers may hold what the capacity lacks; then only `_start` can tell.
-                warm = self.idle.warm and line.demand.wants_device
-                while (task := line.head()) is not None:
-                    if not warm and capacity.hopeless(line.demand):
+                demand, least = line.demand, line.least
+                while line.count:
+                    avoid, spare = queue.kept_from(line)
+                    # Warm workers may hold what the capacity lacks; then only `_start` can tell.
+                    warm = least and idle.warm
+                    if not warm and capacity.hopeless(least, demand.cpus, avoid):
                         break
-                    if not self._start(task, now):
+                    if not self._start(line.tasks[0], avoid, spare, now):
                         break
                 queue.passed(line, now)
 
-    def _start(self, task: Task, now: float) -> bool:
-        """Run the task if there is room for it now."""
+    def _start(
+        self, task: Task, avoid: frozenset[int], spare: Allocation | None, now: float
+    ) -> bool:
+        """Run the task if there is room for it now, beside what is kept for others."""
         if self.full:
             return False
         demand = task.spec.demand
         key = None if task.spec.fresh or task.actor is not None else task.spec.reuse_key
-        avoid, spare = self._kept_from(demand)
         worker = None if key is None else self.idle.find(key, avoid)
         held = worker.allocation.shares if worker else ()
         allocation = self.capacity.place(demand, avoid=avoid, spare=spare, held=held)
         if allocation is None:
-            self._make_room(demand, now)
+            if self.idle.warm and demand.wants_device:
+                self._make_room(demand, avoid, spare, now)
             return False
         new = worker is None
         if worker is None:
@@ -185,13 +188,6 @@ class Scheduler:
         self.capacity.take(allocation)
         self._run(task, worker, now, new=new)
         return True
-
-    def _kept_from(self, demand: Demand) -> tuple[frozenset[int], Allocation | None]:
-        """What a reservation keeps for another demand: positions of devices, and the rest."""
-        kept = self.queue.reservation
-        if kept is None or kept.demand == demand:
-            return frozenset(), None
-        return kept.devices, kept.spare
 
     def _run(self, task: Task, worker: Worker, now: float, *, new: bool) -> None:
         if worker.actor is None:
@@ -227,12 +223,11 @@ class Scheduler:
         calls = worker.calls[spec.function] = worker.calls.get(spec.function, 0) + 1
         return calls >= spec.max_calls
 
-    def _make_room(self, demand: Demand, now: float) -> None:
+    def _make_room(
+        self, demand: Demand, avoid: frozenset[int], spare: Allocation | None, now: float
+    ) -> None:
         """Let idle workers go that hold devices which the demand could have."""
-        if not self.idle.warm or not demand.wants_device:
-            return
         going = [each.allocation for each in self.workers.values() if each.state == "leaving"]
-        avoid, spare = self._kept_from(demand)
         for worker in self.idle.in_the_way(demand, going, avoid=avoid, spare=spare):
             self._let_go(worker, now)
 

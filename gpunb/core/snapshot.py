@@ -195,8 +195,10 @@ def _reason(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]]) -> 
         return f"waits for its turn in actor #{task.actor}"
     text = why_waiting(task.spec.demand, scheduler.capacity, busy)
     kept = scheduler.queue.reservation
-    if kept and kept.demand != task.spec.demand and text == "is next in line":
-        return f"what is free is kept for a request for {kept.demand}, which has waited longest"
+    if kept and kept.line.demand != task.spec.demand and text == "is next in line":
+        return (
+            f"what is free is kept for a request for {kept.line.demand}, which has waited longest"
+        )
     if text == "is next in line" and scheduler.full:
         return f"{scheduler.policy.max_workers} worker processes run, which is the most allowed"
     return text

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpunb.core.resources import Allocation, Device, Machine
+from gpunb.core.resources import UNIT, Allocation, Device, Machine
+from gpunb.workers import threads
 from gpunb.workers.messages import Setup
 
 EXPOSE = "GPUNB_EXPOSE_GPUS_ON_ZERO"
@@ -29,6 +30,7 @@ class Setups:
 
     def __init__(self, machine: Machine, pin: Pin) -> None:
         self._devices = {device.key: device for device in machine.devices}
+        self._cpus = machine.cpus
         self._pin = pin
         self._seen: tuple[Any, ...] = ()
         self._now = Surroundings({}, None, [], [])
@@ -66,9 +68,23 @@ class Setups:
         devices = [self._devices[key] for key, _ in allocation.shares]
         if devices or now.environment.get(EXPOSE) != "1":
             environment.update(self._pin(devices))
+        if not any(name in now.environment for name in threads.VARIABLES):
+            count = str(self._threads(allocation))
+            environment.update((name, count) for name in threads.VARIABLES)
         environment.update(extra)
         ids = self.ids(allocation)
         return tuple(Setup(environment, ids, now.directory, now.path, now.argv))
+
+    def _threads(self, allocation: Allocation) -> int:
+        """The cores that fall to a worker: those it asked for, or else its part of the devices'.
+
+        Numerical libraries would start a thread for each core in each worker.
+        """
+        cpus = allocation.cpus
+        if not cpus:
+            share = sum(units for _, units in allocation.shares)
+            cpus = self._cpus * share // (UNIT * max(1, len(self._devices)))
+        return max(1, cpus // UNIT)
 
     def _changed(self, base: Mapping[str, str], now: Mapping[str, str]) -> Mapping[str, str | None]:
         """What the environment has become since `base`; None stands for what is gone."""

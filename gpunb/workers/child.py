@@ -8,8 +8,8 @@ is imported or unpickled.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
+import inspect
 import io
 import os
 import pickle
@@ -29,7 +29,7 @@ from gpunb.objects import Segment
 from gpunb.refs import value_of
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
-from gpunb.workers import system
+from gpunb.workers import system, threads
 from gpunb.workers.channel import Channel, ChannelClosed, decode, encode
 from gpunb.workers.remote import Remote
 
@@ -189,6 +189,7 @@ class Worker:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        threads.obey(setup.environment)
         self._gpu_ids = tuple(setup.gpu_ids)
         if setup.directory is not None:
             try:
@@ -237,7 +238,7 @@ class Worker:
                 for name, each in kwargs.items()
             }
         value = function(*args, **kwargs)
-        if asyncio.iscoroutine(value):
+        if inspect.iscoroutine(value):
             value.close()
             raise TypeError(
                 f"{work.name} is an async function: a task must be a plain one; "

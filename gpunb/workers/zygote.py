@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from gpunb.workers import child, system
+from gpunb.workers import child, system, threads
 
 DESCRIPTORS = 4
 """A worker's: its channel, standard output, standard error, and the interrupt pipe."""
@@ -261,6 +261,7 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
     child.warm_up()
     if "IPython" in sys.modules:
         importlib.import_module("gpunb.workers.cells").prepare()
+    threads.find()
     unsafe = _unsafe()
     # From here on the poll loop sees the end of the parent and can clean up after itself.
     system.die_with_parent(parent, 0)

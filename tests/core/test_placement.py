@@ -122,7 +122,7 @@ def test_a_resource_of_which_nothing_is_asked() -> None:
 def test_no_cpus_are_needed_where_too_many_were_taken_back() -> None:
     capacity = Capacity(machine(1, cpus=1))
     capacity.take(Allocation((), 2 * UNIT))
-    assert not capacity.hopeless(ask(gpus=1))
+    assert not capacity.hopeless(UNIT, 0, frozenset())
     assert capacity.place(ask(gpus=1)) is not None
     assert why_waiting(ask(gpus=1), capacity) == "is next in line"
 
@@ -161,8 +161,8 @@ def test_a_copy_is_independent() -> None:
 def test_few_demands_are_remembered() -> None:
     capacity = Capacity(machine(1))
     for share in range(1, 3 * REMEMBERED):
-        capacity.candidates(Demand(gpus=share))
-    assert len(capacity._candidates) <= REMEMBERED
+        capacity.fit(Demand(gpus=share))
+    assert len(capacity._fits) <= REMEMBERED
 
 
 fractions = st.integers(min_value=1, max_value=UNIT)
@@ -183,7 +183,7 @@ def test_any_sequence_is_placed_exactly(demands: list[Demand]) -> None:
         if allocation is None:
             continue
         check_allocation(capacity.machine, demand, allocation)
-        assert not capacity.hopeless(demand)
+        assert not capacity.hopeless(capacity.fit(demand).least, demand.cpus, frozenset())
         capacity.take(allocation)
         given_out.append(allocation)
         assert all(0 <= each <= UNIT for each in capacity.shares)

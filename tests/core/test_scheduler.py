@@ -829,5 +829,5 @@ def test_a_long_run_leaves_nothing_behind(core: MakeWorld) -> None:
     core_ = world.scheduler
     assert len(core_.workers) < 25
     assert len(core_.idle._groups) < 25
-    assert len(core_.capacity._candidates) <= 256
+    assert len(core_.capacity._fits) <= 256
     assert len(core_.timers.heap) < 1100

@@ -518,6 +518,7 @@ def _check_worker(world: World, worker: Worker) -> None:
 def _check_queue(core: Scheduler) -> None:
     queue = core.queue
     assert not queue._open, "lines are left that nobody looked at"
+    assert not queue._all_open, "lines are left that nobody looked at"
     queued: Counter[Demand] = Counter(
         task.spec.demand for task in core.tasks.values() if task.state == "queued"
     )
@@ -525,12 +526,13 @@ def _check_queue(core: Scheduler) -> None:
     for demand, line in queue.lines.items():
         assert line.demand == demand
         assert line.stuck
-        assert not line.open
+        assert line.tasks[0].state == "queued"
         assert len(list(line)) == line.count
         assert len(line.tasks) <= max(64, 2 * line.count) + 1
     if queue.reservation:
-        assert queue.reservation.demand in queue.lines, "kept for nobody"
-        assert core.obtainable.place(queue.reservation.demand), "kept in vain"
+        line = queue.reservation.line
+        assert queue.lines[line.demand] is line, "kept for nobody"
+        assert core.obtainable.place(line.demand), "kept in vain"
 
 
 def _check_family(core: Scheduler) -> None:
@@ -601,7 +603,7 @@ def _check_liveness(core: Scheduler) -> None:
             break
         avoid, spare = (
             ((), None)
-            if kept is None or kept.demand == demand
+            if kept is None or kept.line.demand == demand
             else (
                 kept.devices,
                 kept.spare,

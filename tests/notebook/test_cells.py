@@ -14,28 +14,25 @@ pytestmark = pytest.mark.kernel
 DIFFERENCES: dict[str, str] = {}
 """Snippets that differ from a plain cell for now, with the reason."""
 
-PREPARE = r"""
-import atexit, gc, os, sys, time
-_own = None
-def _names():
-    shell = get_ipython()
-    hidden = shell.user_ns_hidden.keys() | {"_names", "_forget", "_own", "gpunb"}
-    # A module's loading is no matter here, so neither is its repr.
-    kinds = {name: each for name, each in list(shell.user_ns.items()) if name not in hidden
-             and not (name.startswith("_") and name.strip("_ih0123456789") == "")}
-    return {name: "module " + type(each).__getattribute__(each, "__name__")
-            if isinstance(each, type(os)) else repr(each) for name, each in kinds.items()}
-def _forget():
-    shell = get_ipython()
-    for name in _names().keys() - _own:
+LOOK = r"""
+import types
+own = set()
+def names():
+    hidden = shell.user_ns_hidden.keys() | own
+    return {name: f"module {each.__name__}" if isinstance(each, types.ModuleType) else repr(each)
+            for name, each in list(shell.user_ns.items())
+            if name not in hidden and name.strip("_ih0123456789")}
+def forget():
+    for name in names():
         del shell.user_ns[name]
-_own = _names().keys()
+own |= names().keys()
 """
+"""Run in a namespace of its own, so that cells may shadow what they like."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared(cell: Kernel) -> None:
-    cell.ok(PREPARE)
+    cell.ok(f"_look = {{'shell': get_ipython()}}\nexec({LOOK!r}, _look)")
 
 
 # Each is (what, a plain cell before it, the cell). A name in the first says what it is about.
@@ -253,8 +250,7 @@ def _normal(text: Any) -> Any:
     return text
 
 
-def _seen(result: Result) -> dict[str, Any]:
-    names = eval(result.expressions["names"]["data"]["text/plain"])  # noqa: S307 - a dict of texts
+def _seen(result: Result, names: dict[str, str]) -> dict[str, Any]:
     counts = {content["execution_count"] - result.count for content in result.of("execute_result")}
     return _normal(
         {
@@ -269,10 +265,11 @@ def _seen(result: Result) -> dict[str, Any]:
 
 
 def _run(cell: Kernel, before: str, body: str, first: str) -> dict[str, Any]:
-    cell.ok("_forget()")
+    cell.ok("_look['forget']()")
     if before:
         cell.ok(before)
-    return _seen(cell(f"{first}{body}", names="_names()"))
+    result = cell(f"{first}{body}")
+    return _seen(result, cell.value("_look['names']()"))
 
 
 @pytest.mark.parametrize(

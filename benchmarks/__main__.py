@@ -27,7 +27,6 @@ class Bench:
         self.quick = quick
         self.peers = peers
         self.skipped: dict[str, str] = {}
-        self.printed: list[str] = []
 
     def n(self, full: int, quick: int) -> int:
         """The number of runs."""
@@ -39,10 +38,6 @@ class Bench:
     def note(self, peers: Mapping[str, Result]) -> None:
         """Remember which peers could not be measured, and why."""
         self.skipped |= {name: x["skipped"] for name, x in peers.items() if "skipped" in x}
-
-    def after(self, text: str) -> None:
-        """Something to print after the table."""
-        self.printed.append(text)
 
 
 def main() -> int:
@@ -56,34 +51,38 @@ def main() -> int:
     bench = Bench(quick=options.quick, peers=options.peers)
     facts = report.machine()
     print(report.headline(facts), flush=True)
-    lines = _measured(bench, options.only)
-    print("\n" + report.table(lines))
+    lines: list[Line] = []
+    try:
+        for name in options.only:
+            _measure(bench, name, lines)
+    finally:
+        # What was measured is shown even if the rest could not be.
+        _report(bench, facts, lines, options.json)
+    return 1 if options.check and any(line.met is False for line in lines) else 0
+
+
+def _measure(bench: Bench, name: str, lines: list[Line]) -> None:
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    for line in _topic(name).measure(bench):
+        lines.append(line)
+        print(f"  {report.brief(line)}", file=sys.stderr, flush=True)
+
+
+def _report(bench: Bench, facts: dict[str, Any], lines: list[Line], path: Path | None) -> None:
+    print("\n" + report.table(lines) + "\n")
     for name, why in bench.skipped.items():
         print(f"{name}: {why}")
-    for text in bench.printed:
-        print(f"\n{text}")
-    path = options.json or OUT / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    path = path or OUT / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {
         "machine": facts,
-        "quick": options.quick,
+        "quick": bench.quick,
         "lines": [line.as_dict() for line in lines],
         "skipped": bench.skipped,
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
-    missed = [line.name for line in lines if line.met is False]
-    print(f"\n{len(missed)} of {sum(x.met is not None for x in lines)} goals missed; all in {path}")
-    return 1 if options.check and missed else 0
-
-
-def _measured(bench: Bench, names: list[str]) -> list[Line]:
-    lines = []
-    for name in names:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        for line in _topic(name).measure(bench):
-            lines.append(line)
-            print(f"  {report.brief(line)}", file=sys.stderr, flush=True)
-    return lines
+    missed = sum(line.met is False for line in lines)
+    print(f"{missed} of {sum(x.met is not None for x in lines)} goals missed; all in {path}")
 
 
 def _topic(name: str) -> Any:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import probe
-from benchmarks.lines import Line
+from benchmarks.lines import Line, skipped
+
+_UNIT = " us"
 
 
 def measure(bench: Any) -> Iterator[Line]:
-    """Its lines, if it makes lines; else run it as a program, which prints for itself."""
     if not probe.installed("benchmarks.bench_core"):
         yield Line("the core", None, "", note="benchmarks/bench_core.py is not there")
         return
-    module = importlib.import_module("benchmarks.bench_core")
-    if hasattr(module, "measure"):
-        yield from module.measure(bench)
+    result = bench.run(probe.call("bench_core.run"))
+    if "skipped" in result:
+        yield skipped("the core", "s", result)
         return
-    command = [sys.executable, "-m", "benchmarks.bench_core"]
-    run = subprocess.run(
-        command, env=probe.environment(), capture_output=True, text=True, check=False, timeout=600
-    )
-    bench.after(run.stdout)
-    note = "printed below" if run.returncode == 0 else f"failed: {run.stderr.strip()[-100:]}"
-    yield Line("the core", None, "", note=note)
+    for name, value in result.items():
+        if name.endswith(_UNIT):
+            yield Line(f"core: {name.removesuffix(_UNIT)}", value / 1e6, "s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,8 +120,3 @@ def measure(bench: Any) -> Iterator[Line]:
                 note=spread(samples),
                 detail={"seconds": samples, "copy": copy, "peers": found},
             )
-
-
-def memory_line() -> str:
-    """For the report's head."""
-    return f"{available() / 2**30:.3g} GiB of memory available, {os.cpu_count()} CPUs"

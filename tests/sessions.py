@@ -19,7 +19,7 @@ MARK = "GPUNB_TEST_MARK"
 os.environ.setdefault(MARK, f"{os.getpid()}-{time.time_ns()}")
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE = 20.0
+PATIENCE = 10.0
 """Seconds; nothing takes so long unless it is broken."""
 
 
@@ -114,7 +114,8 @@ def assert_idle() -> None:
     try:
         eventually(idle, "idle")
     except AssertionError:
-        raise AssertionError(f"the session is not idle: {facts}") from None
+        shown = {n: facts[n] for n in ("running", "queued", "available", "objects")}
+        raise AssertionError(f"the session is not idle: {shown}") from None
     assert gpunb.get(gpunb.remote(len).remote("four"), timeout=PATIENCE) == 4
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
-from gpunb.core.placement import Capacity
+from gpunb.core.placement import Capacity, Kept
 from gpunb.core.records import Worker
 from gpunb.core.resources import UNIT, Allocation, Demand
 from gpunb.core.tasks import ReuseKey
@@ -71,25 +71,18 @@ class Idle:
         """Since when the longest idle one is idle."""
         return min((worker.since for worker in self), default=None)
 
-    def in_the_way(
-        self,
-        demand: Demand,
-        leaving: Iterable[Allocation],
-        *,
-        avoid: Collection[int],
-        spare: Allocation | None,
-    ) -> list[Worker]:
+    def in_the_way(self, demand: Demand, kept: Kept, leaving: Iterable[Allocation]) -> list[Worker]:
         """The warm workers that have to go before the demand fits; none if that does not help,
         or if what is leaving anyway makes room enough."""
         warm = sorted((worker for worker in self if worker.allocation.shares), key=_since)
         hope = self._capacity.copy()
         for allocation in leaving:
             hope.give(allocation)
-        if hope.place(demand, avoid=avoid, spare=spare):
+        if hope.place(demand, kept):
             return []
         for count, worker in enumerate(warm, start=1):
             hope.give(worker.allocation)
-            place = hope.place(demand, avoid=avoid, spare=spare)
+            place = hope.place(demand, kept)
             if place:
                 wanted = {hope.position[key] for key, _ in place.shares}
                 return [each for each in warm[:count] if self._holds_any(each, wanted)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from gpunb.core.resources import (
@@ -34,6 +35,17 @@ REMEMBERED = 256
 """Demands whose `Fit` is kept, so that a session of many different ones stays small."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is to be left alone: devices by position, CPUs and resources."""
+
+    devices: frozenset[int] = frozenset()
+    spare: Allocation = Allocation()
+
+
+NOTHING = Kept()
+
+
 class Fit(NamedTuple):
     """What a machine can do for a demand when nothing else runs.
 
@@ -49,17 +61,17 @@ class Fit(NamedTuple):
 class Capacity:
     """What is free on a machine right now."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, fits: dict[Demand, Fit] | None = None) -> None:
         self.machine = machine
         self.shares = [UNIT] * len(machine.devices)
         self.cpus = machine.cpus
         self.resources = dict(machine.resources)
         self.position = {device.key: at for at, device in enumerate(machine.devices)}
-        self._fits: dict[Demand, Fit] = {}
+        self._fits: dict[Demand, Fit] = {} if fits is None else fits
         self._rooms: dict[frozenset[int], tuple[int, int]] = {}
 
     def copy(self) -> Capacity:
-        other = Capacity(self.machine)
+        other = Capacity(self.machine, self._fits)
         other.shares = self.shares.copy()
         other.cpus = self.cpus
         other.resources = self.resources.copy()
@@ -107,34 +119,26 @@ class Capacity:
         shares = [share for at, share in enumerate(self.shares) if at not in avoid]
         return max(shares, default=0), shares.count(UNIT) * UNIT
 
-    def place(
-        self,
-        demand: Demand,
-        *,
-        avoid: Collection[int] = (),
-        spare: Allocation | None = None,
-        held: Shares = (),
-    ) -> Allocation | None:
-        """Where the demand fits now, or None. Nothing is taken.
+    def place(self, demand: Demand, kept: Kept = NOTHING, held: Shares = ()) -> Allocation | None:
+        """Where the demand fits now beside what is kept, or None. Nothing is taken.
 
-        `avoid` are positions of devices to leave alone; `spare` holds CPUs and resources that
-        must stay free; `held` are the devices, if they are chosen already.
+        `held` are the devices, if they are chosen already.
         """
-        if demand.cpus and demand.cpus > self.cpus - (spare.cpus if spare else 0):
+        if demand.cpus and demand.cpus > self.cpus - kept.spare.cpus:
             return None
-        if demand.resources and not self._has(demand.resources, spare):
+        if demand.resources and not self._has(demand.resources, kept.spare):
             return None
         shares = held
         if demand.wants_device and not held:
-            found = self.choose(demand, avoid)
+            found = self.choose(demand, kept.devices)
             if found is None:
                 return None
             devices = self.machine.devices
             shares = tuple([(devices[at].key, units) for at, units in found])
         return Allocation(shares, demand.cpus, demand.resources)
 
-    def _has(self, wanted: tuple[tuple[str, int], ...], spare: Allocation | None) -> bool:
-        kept = dict(spare.resources) if spare else {}
+    def _has(self, wanted: tuple[tuple[str, int], ...], spare: Allocation) -> bool:
+        kept = dict(spare.resources)
         free = self.resources
         return all(units <= free.get(name, 0) - kept.get(name, 0) for name, units in wanted)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpunb.core.placement import Capacity
+from gpunb.core.placement import NOTHING, Capacity, Kept
 from gpunb.core.records import Task
 from gpunb.core.resources import UNIT, Allocation, Demand
 
@@ -40,14 +40,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is kept for a line that has waited long: devices by position, CPUs and resources."""
+    """What is kept for a line whose head has waited long."""
 
     line: Line
-    devices: frozenset[int]
-    spare: Allocation
-
-
-_NO_DEVICES: frozenset[int] = frozenset()
+    kept: Kept
 
 
 def _order(line: Line) -> int:
@@ -101,6 +97,7 @@ class Queue:
             del self.lines[line.demand]
             tasks.clear()
         elif tasks[0] is task:
+            line.stuck = False
             while tasks[0].state != "queued":
                 tasks.popleft()
         elif len(tasks) > 64 and line.count * 2 < len(tasks):
@@ -138,12 +135,10 @@ class Queue:
         for line in sorted((line for line in self.lines.values() if line.stuck), key=_order):
             self.passed(line, now)
 
-    def kept_from(self, line: Line) -> tuple[frozenset[int], Allocation | None]:
-        """What is reserved for another line: positions of devices, and the rest."""
-        kept = self.reservation
-        if kept is None or kept.line is line:
-            return _NO_DEVICES, None
-        return kept.devices, kept.spare
+    def kept_from(self, line: Line) -> Kept:
+        """What the line must leave alone, because it is reserved for another."""
+        reservation = self.reservation
+        return NOTHING if reservation is None or reservation.line is line else reservation.kept
 
     def _reservation(self, line: Line) -> Reservation:
         """Keep what is soonest enough: of the devices that can serve, those with most room."""
@@ -156,11 +151,9 @@ class Queue:
             if units <= obtainable[at]
         ]
         count = max(1, demand.gpus // UNIT) if demand.wants_device else 0
-        return Reservation(
-            line,
-            frozenset(at for _, at in sorted(places)[:count]),
-            Allocation(cpus=demand.cpus, resources=demand.resources),
-        )
+        devices = frozenset(at for _, at in sorted(places)[:count])
+        spare = Allocation(cpus=demand.cpus, resources=demand.resources)
+        return Reservation(line, Kept(devices, spare))
 
     def drop_reservation(self) -> None:
         """What was kept may be taken by anybody."""

@@ -16,7 +16,7 @@ from typing import assert_never
 from gpunb.core import events as ev
 from gpunb.core.actors import Actors
 from gpunb.core.idle import Idle
-from gpunb.core.placement import Capacity
+from gpunb.core.placement import Capacity, Kept
 from gpunb.core.queue import Line, Queue
 from gpunb.core.records import Task, Timer, Timers, Worker
 from gpunb.core.resources import Allocation, Demand, Machine
@@ -153,29 +153,27 @@ class Scheduler:
             for line in lines:
                 demand, least = line.demand, line.least
                 while line.count:
-                    avoid, spare = queue.kept_from(line)
+                    kept = queue.kept_from(line)
                     # Warm workers may hold what the capacity lacks; then only `_start` can tell.
                     warm = least and idle.warm
-                    if not warm and capacity.hopeless(least, demand.cpus, avoid):
+                    if not warm and capacity.hopeless(least, demand.cpus, kept.devices):
                         break
-                    if not self._start(line.tasks[0], avoid, spare, now):
+                    if not self._start(line.tasks[0], kept, now):
                         break
                 queue.passed(line, now)
 
-    def _start(
-        self, task: Task, avoid: frozenset[int], spare: Allocation | None, now: float
-    ) -> bool:
+    def _start(self, task: Task, kept: Kept, now: float) -> bool:
         """Run the task if there is room for it now, beside what is kept for others."""
         if self.full:
             return False
         demand = task.spec.demand
         key = None if task.spec.fresh or task.actor is not None else task.spec.reuse_key
-        worker = None if key is None else self.idle.find(key, avoid)
+        worker = None if key is None else self.idle.find(key, kept.devices)
         held = worker.allocation.shares if worker else ()
-        allocation = self.capacity.place(demand, avoid=avoid, spare=spare, held=held)
+        allocation = self.capacity.place(demand, kept, held)
         if allocation is None:
             if self.idle.warm and demand.wants_device:
-                self._make_room(demand, avoid, spare, now)
+                self._make_room(demand, kept, now)
             return False
         new = worker is None
         if worker is None:
@@ -223,12 +221,10 @@ class Scheduler:
         calls = worker.calls[spec.function] = worker.calls.get(spec.function, 0) + 1
         return calls >= spec.max_calls
 
-    def _make_room(
-        self, demand: Demand, avoid: frozenset[int], spare: Allocation | None, now: float
-    ) -> None:
+    def _make_room(self, demand: Demand, kept: Kept, now: float) -> None:
         """Let idle workers go that hold devices which the demand could have."""
         going = [each.allocation for each in self.workers.values() if each.state == "leaving"]
-        for worker in self.idle.in_the_way(demand, going, avoid=avoid, spare=spare):
+        for worker in self.idle.in_the_way(demand, kept, going):
             self._let_go(worker, now)
 
     # -------------------------------------------------------------------------------- endings

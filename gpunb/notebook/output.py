@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpunb.notebook.capping import Cap
 from gpunb.runtime import output
 from gpunb.serialize import Payload
 
@@ -26,16 +27,26 @@ class Foreground:
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._caps: dict[str, Cap] = {}
 
     def text(self, stream: str, text: str) -> None:
-        self.queue.put(("text", stream, {"text": text}))
+        shown = self._caps.setdefault(stream, Cap()).feed(text)
+        if shown:
+            self.queue.put(("text", stream, {"text": shown}))
 
     def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
+        self._rest()
         self.queue.put(("show", kind, content))
 
     def done(self) -> None:
         """Nothing more will come."""
+        self._rest()
         self.queue.put(DONE)
+
+    def _rest(self) -> None:
+        for stream, cap in self._caps.items():
+            if rest := cap.rest():
+                self.queue.put(("text", stream, {"text": rest}))
 
 
 def relay(shell: Any, kind: str, what: str, content: Mapping[str, Any]) -> None:
@@ -71,13 +82,22 @@ class Sent:
         get_parent = getattr(shell, "get_parent", None) or self._kernel.get_parent
         self._parent = get_parent()
         self._console = _Prefixed(name, self._stream)
+        self._caps: dict[str, Cap] = {}
 
     def on(self, pid: int | None) -> None:
         """The worker's process, for the prefix of its lines."""
         self._console.on(pid)
 
     def text(self, stream: str, text: str) -> None:
-        self._console.text(stream, text)
+        shown = self._caps.setdefault(stream, Cap()).feed(text)
+        if shown:
+            self._console.text(stream, shown)
+
+    def end(self) -> None:
+        """The job is over."""
+        for stream, cap in self._caps.items():
+            if rest := cap.rest():
+                self._console.text(stream, rest)
 
     def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
         self._send(kind, dict(content))

@@ -9,6 +9,7 @@ from typing import Any
 from gpunb.backend import Call, ObjectId, Outcome
 from gpunb.core.tasks import TaskId, WorkerId
 from gpunb.runtime.output import Pipe, Sink
+from gpunb.workers.pool import Process
 
 
 @dataclass(slots=True, eq=False)
@@ -22,12 +23,17 @@ class Job:
     parent: TaskId | None = None
     worker: WorkerId | None = None
     attempt: int = 0
-    pid: int | None = None
+    process: Process | None = None
     since: float = field(default_factory=time.monotonic)
     gpus: tuple[int | str, ...] = ()
     reported: tuple[int, list[Outcome]] | None = None
     stdout: Pipe | None = None
     stderr: Pipe | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs it, or did; it may have none yet that is known here."""
+        return self.process.pid if self.process is not None else None
 
     @property
     def label(self) -> str:

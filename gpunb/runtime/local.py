@@ -428,7 +428,7 @@ class Local:
         if process is None:
             return  # it is gone, and `exited` is on its way
         call, spec = job.call, job.call.spec
-        job.worker, job.attempt, job.pid = run.worker, run.attempt, process.pid
+        job.worker, job.attempt, job.process = run.worker, run.attempt, process
         job.since = time.monotonic()
         job.gpus = self._setups.ids(run.allocation)
         setup = None
@@ -491,6 +491,8 @@ class Local:
         self._settle(job, failure, "cancelled" if cancelled else "failed")
 
     def _settle(self, job: Job, outcomes: Outcome | Sequence[Outcome], state: str) -> None:
+        if job.parent is None and (end := getattr(job.sink, "end", None)) is not None:
+            end()
         del self.jobs[job.id]
         seconds = time.monotonic() - job.since
         self.past[job.id] = Past(job.id, job.call.spec.name, state, seconds, job.gpus, job.pid)

@@ -20,7 +20,8 @@ TAIL = 4096
 class Sink(Protocol):
     """Receives what one job shows. Called on the runtime's thread; must not block.
 
-    One that has a method `on(pid)` is told of the worker's process before each text.
+    One that has a method `on(pid)` is told of the worker's process before each text, one that
+    has a method `end()` of the end of the job.
     """
 
     def text(self, stream: str, text: str) -> None:

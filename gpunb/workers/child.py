@@ -157,12 +157,10 @@ class Worker:
         """From now on interrupts are meant for this attempt, and one may have been early."""
         self._running = attempt
         self._early.update(self._notices())
-        if self._early:
-            meant = attempt in self._early
+        if attempt in self._early:
             self._early.clear()
-            if meant:
-                self._interrupted = True
-                raise KeyboardInterrupt
+            self._interrupted = True
+            raise KeyboardInterrupt
 
     # ------------------------------------------------------------------------------------ a task
 
@@ -182,6 +180,7 @@ class Worker:
             results = [*results[:MOST_SEGMENTS], *map(_inline, results[MOST_SEGMENTS:])]
         done = msg.Done(work.task, work.attempt, report, wires(results))
         self._channel.send(done, [each.segment for each in results if each.segment is not None])
+        self._remote.report_references()
 
     def _set_up(self, setup: msg.Setup) -> None:
         for name, value in setup.environment.items():

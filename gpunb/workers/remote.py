@@ -6,9 +6,11 @@ reads the channel, and hands answers that are for others to them.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import pickle
+import select
 import threading
 import time
 from collections import deque
@@ -25,6 +27,8 @@ from gpunb.workers.channel import Channel
 BATCH = 100
 """Objects asked for at once: each may come with a descriptor, and a message takes some 250."""
 
+_TIDY_AFTER = 0.1
+
 
 class Remote:
     """Speaks to the kernel for the code that runs here."""
@@ -40,21 +44,34 @@ class Remote:
         self._others: deque[tuple[msg.Message, list[int]]] = deque()
         self._expected: set[int] = set()
         self._pid = os.getpid()
+        self._used = False
 
     # ------------------------------------------------------------------------------- for the loop
 
     def next_message(self) -> tuple[msg.Message, list[int]]:
         """The next thing to do, waiting for it. A thread that a task left may read it for us."""
         while not self._others:
+            if self._used:
+                self._tidy()
             self._read(lambda: bool(self._others))
         return self._others.popleft()
+
+    def _tidy(self) -> None:
+        """When nothing comes, let go of references in what only the collector can find."""
+        self._used = False
+        if not select.select([self._channel], [], [], _TIDY_AFTER)[0]:
+            gc.collect()
+            self.report_references()
 
     def enter(self, context: Context) -> None:
         self._context = context
 
     def leave(self) -> None:
-        """The task is over: say what is still held here, before the kernel lets go of the rest."""
-        self._report_references()
+        """The task is over: say what is held here, before the kernel lets go of its arguments. What
+        is held no more may be in its results, and has to wait until these are reported."""
+        if self._changes:
+            self._used = True
+            self.report_references(gains_only=True)
 
     def show(self, kind: str, content: dict[str, Any], payloads: Sequence[Payload] = ()) -> None:
         """Have something shown where the running task was submitted."""
@@ -122,14 +139,18 @@ class Remote:
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _report_references(self) -> None:
+    def report_references(self, *, gains_only: bool = False) -> None:
+        if not self._changes:
+            return
         changes: dict[ObjectId, int] = {}
         while self._changes:
             obj, count = self._changes.popleft()
             changes[obj] = changes.get(obj, 0) + count
         # What is gained goes first, so that nothing is let go that is still wanted.
         for obj, count in sorted(changes.items(), key=lambda each: -each[1]):
-            if count:
+            if count < 0 and gains_only:
+                self._changes.append((obj, count))
+            elif count:
                 self._send(msg.Held(obj, count))
 
     def _send(self, message: msg.Message, payloads: Sequence[Payload] = ()) -> None:
@@ -145,7 +166,8 @@ class Remote:
                 "this process was forked from a task's, and gpunb does not work in forks: "
                 "use gpunb.remote instead"
             )
-        self._report_references()
+        self._used = True
+        self.report_references()
         number = next(self._numbers)
         wires = tuple((each.wire(), each.segment is not None) for each in payloads)
         context = self._context

@@ -824,7 +824,8 @@ def test_the_status_says_why_a_task_waits(four, gate):
         gate.await_(i)
     waiting = hold.options(num_gpus=0.6, name="patient").remote(gate, "late")
     upstream = same.options(name="after").remote(waiting)
-    facts = eventually(lambda: (s := gpunb.status())["queued"] == 2 and s)
+    eventually(lambda: gpunb.status()["queued"] == 2)
+    facts = gpunb.status()
     assert json.loads(json.dumps(facts)) == facts
     reasons = {job["name"]: job["waits_for"] for job in facts["waiting"]}
     assert "0.6" in reasons["patient"]

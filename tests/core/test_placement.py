@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpunb.core.placement import (
     REMEMBERED,
     Capacity,
+    Kept,
     candidates,
     describe,
     refusal,
@@ -130,13 +131,13 @@ def test_no_cpus_are_needed_where_too_many_were_taken_back() -> None:
 def test_what_is_kept_for_others() -> None:
     capacity = Capacity(machine(2, cpus=2, resources={"port": 1}))
     spare = Allocation((), UNIT, units({"port": 1}))
-    place = capacity.place(ask(gpus=1, cpus=1), avoid={0}, spare=spare)
+    place = capacity.place(ask(gpus=1, cpus=1), Kept(frozenset({0}), spare))
     assert place == Allocation((("gpu-1", UNIT),), UNIT)
-    assert capacity.place(ask(gpus=0.5), avoid={0, 1}) is None
-    assert capacity.place(ask(gpus=2), avoid={0}) is None
-    assert capacity.place(ask(cpus=2), spare=spare) is None
-    assert capacity.place(ask(resources={"port": 1}), spare=spare) is None
-    assert capacity.place(ask(), avoid={0, 1}, spare=spare) == Allocation()
+    assert capacity.place(ask(gpus=0.5), Kept(frozenset({0, 1}))) is None
+    assert capacity.place(ask(gpus=2), Kept(frozenset({0}))) is None
+    assert capacity.place(ask(cpus=2), Kept(spare=spare)) is None
+    assert capacity.place(ask(resources={"port": 1}), Kept(spare=spare)) is None
+    assert capacity.place(ask(), Kept(frozenset({0, 1}), spare)) == Allocation()
 
 
 def test_devices_that_are_held_already() -> None:

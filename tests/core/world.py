@@ -597,19 +597,11 @@ def _check_time(world: World) -> None:
 
 def _check_liveness(core: Scheduler) -> None:
     """What fits runs. What would fit if idle workers made room has them make it."""
-    kept = core.queue.reservation
-    for demand in core.queue.lines:
+    for demand, line in core.queue.lines.items():
         if core.full:
             break
-        avoid, spare = (
-            ((), None)
-            if kept is None or kept.line.demand == demand
-            else (
-                kept.devices,
-                kept.spare,
-            )
-        )
-        assert core.capacity.place(demand, avoid=avoid, spare=spare) is None, "fits and waits"
+        place = core.capacity.place(demand, core.queue.kept_from(line))
+        assert place is None, "fits and waits"
     workers = core.workers.values()
     if all(w.state == "idle" or (w.actor is not None and w.state == "busy") for w in workers):
         free = _everything_free(core)

@@ -80,11 +80,13 @@ def transfers(nbytes: int, n: int) -> Result:
     }
     for turn in kinds.values():
         turn()
-    found: Result = {name: [] for name in [*kinds, "copy"]}
+    found: Result = {name: [] for name in [*kinds, "copy", "small", "file"]}
     for _ in range(n):
         for name, turn in kinds.items():
             time.sleep(0.1)  # the last one's memory is given back meanwhile
             found["copy"].append(floors.copy_time(array))
+            found["small"].append(floors.small_copy_time(array))
+            found["file"].append(floors.file_time(array))
             start = time.perf_counter()
             turn()
             found[name].append(time.perf_counter() - start)
@@ -108,15 +110,17 @@ def measure(bench: Any) -> Iterator[Line]:
         if "skipped" in result:
             yield skipped(f"{label} arrays", "s", result)
             continue
-        copy = median(result.pop("copy"))
+        floors = {name: result.pop(name) for name in ("copy", "small", "file")}
+        small, file = median(floors["small"]), median(floors["file"])
         for kind, samples in result.items():
             yield Line(
                 f"{label} {kind}",
                 median(samples),
                 "s",
                 goal_of_floor=GOALS.get(kind) if large else None,
-                floor=("a.copy()", copy),
+                floor=("a.copy()", median(floors["copy"])),
                 peers=peers.values(found, "seconds") if kind == "argument" else {},
-                note=spread(samples),
-                detail={"seconds": samples, "copy": copy, "peers": found},
+                note=f"{median(samples) / small:.2g}x a copy into ordinary pages, "
+                f"{median(samples) / file:.2g}x a write into a memory file; {spread(samples)}",
+                detail={"seconds": samples, **floors, "peers": found},
             )

@@ -6,6 +6,7 @@ Other topics measure their floor beside the thing itself, with `Forks`, `Echo` a
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 import socket
 import subprocess
@@ -88,6 +89,32 @@ def copy_time(array: Any) -> float:
     return seconds
 
 
+def small_copy_time(array: Any) -> float:
+    """The same into pages of the ordinary size: numpy asks for huge ones, where the system has
+    them to give, and memory that processes share has to do without."""
+    import numpy as np
+
+    start = time.perf_counter()
+    with mmap.mmap(-1, array.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        copy = np.frombuffer(memory, array.dtype)
+        np.copyto(copy, array)
+        seconds = time.perf_counter() - start
+        del copy
+    return seconds
+
+
+def file_time(array: Any) -> float:
+    """Seconds to write the array into a new memory file."""
+    view, done = memoryview(array).cast("B"), 0
+    start = time.perf_counter()
+    descriptor = os.memfd_create("floor")
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], done)
+    seconds = time.perf_counter() - start
+    os.close(descriptor)
+    return seconds
+
+
 def python_start(code: str = "pass") -> float:
     """Seconds for a whole run of a fresh interpreter."""
     start = time.perf_counter()
@@ -113,13 +140,15 @@ def copies(nbytes: int, n: int) -> Result:
 
     source = np.ones(nbytes // 8)
     target = np.ones(nbytes // 8)
-    fresh, faulted = [], []
+    fresh, small, file, faulted = [], [], [], []
     for _ in range(n):
         fresh.append(copy_time(source))
+        small.append(small_copy_time(source))
+        file.append(file_time(source))
         start = time.perf_counter()
         np.copyto(target, source)
         faulted.append(time.perf_counter() - start)
-    return {"fresh": fresh, "faulted": faulted}
+    return {"fresh": fresh, "small": small, "file": file, "faulted": faulted}
 
 
 def starts(n: int) -> Result:
@@ -142,13 +171,19 @@ def measure(bench: Any) -> Iterator[Line]:
     if "skipped" in result:
         yield skipped("copy 256 MB", "s", result)
     else:
-        for key, words in (("fresh", "fresh memory"), ("faulted", "memory used before")):
+        kinds = {
+            "fresh": "fresh memory, a.copy()",
+            "small": "fresh memory of ordinary pages",
+            "file": "a fresh memory file",
+            "faulted": "memory used before",
+        }
+        for key, words in kinds.items():
             rate = size / median(result[key]) / 1e9
             yield Line(
                 f"copy 256 MB into {words}",
                 median(result[key]),
                 "s",
-                note=f"{rate:.2g} GB/s",
+                note=f"{rate:.2g} GB/s; {spread(result[key])}",
                 detail=result,
             )
     result = bench.run(probe.call("floors.starts", n=bench.n(20, 5)))

@@ -82,7 +82,7 @@ def _three(bench: Any, name: str, **arguments: Any) -> dict[str, Call]:
 
 
 def _ray(name: str, *needs: str, **arguments: Any) -> Call:
-    return call(f"peers.ray_{name}", "ray", *needs, timeout=RAY_LIMIT, **arguments)
+    return call(f"peers_ray.{name}", "ray", *needs, timeout=RAY_LIMIT, **arguments)
 
 
 # ------------------------------------------------------------------------------- what tasks do
@@ -110,7 +110,7 @@ def _send_back(pipe: Any, use: str | None) -> None:
     pipe.send(little(use) if use else nothing())
 
 
-def _timed(turn: Turn, n: int, *, before: int = 0, pause: float = 0.0) -> list[float]:
+def timed(turn: Turn, n: int, *, before: int = 0, pause: float = 0.0) -> list[float]:
     """Seconds for each of n turns, after some that do not count."""
     for _ in range(before):
         turn()
@@ -124,7 +124,7 @@ def _timed(turn: Turn, n: int, *, before: int = 0, pause: float = 0.0) -> list[f
     return seconds
 
 
-def _rate(turn: Callable[[int], object], n: int) -> Result:
+def rate(turn: Callable[[int], object], n: int) -> Result:
     turn(20)
     start = time.perf_counter()
     turn(n)
@@ -160,7 +160,7 @@ def loky_fresh(use: str | None, n: int) -> Result:
     ended: list[Any] = []
     seconds = []
     for _ in range(n + 1):
-        seconds += _timed(turn, 1)
+        seconds += timed(turn, 1)
         ended.pop().join()
     return {"seconds": seconds[1:]}
 
@@ -168,13 +168,13 @@ def loky_fresh(use: str | None, n: int) -> Result:
 def loky_warm(n: int) -> Result:
     executor = _loky()
     function = by_value(lambda: None)
-    return {"seconds": _timed(lambda: executor.submit(function).result(), n, before=50)}
+    return {"seconds": timed(lambda: executor.submit(function).result(), n, before=50)}
 
 
 def loky_many(n: int) -> Result:
     executor = _loky()
     function = by_value(lambda: None)
-    return _rate(lambda n: [f.result() for f in [executor.submit(function) for _ in range(n)]], n)
+    return rate(lambda n: [f.result() for f in [executor.submit(function) for _ in range(n)]], n)
 
 
 def loky_startup() -> Result:
@@ -200,7 +200,7 @@ def loky_argument(nbytes: int) -> Result:
     import numpy as np
 
     executor, array = _loky(), np.ones(nbytes // 8)
-    return {"seconds": _timed(lambda: executor.submit(ends, array).result(), 1)}
+    return {"seconds": timed(lambda: executor.submit(ends, array).result(), 1)}
 
 
 # -------------------------------------------------------- concurrent.futures on the forkserver
@@ -218,27 +218,23 @@ def _forkserver(use: str | None = None, workers: int = WORKERS, **options: Any) 
 def forkserver_fresh(use: str | None, n: int) -> Result:
     with _forkserver(use, 1, max_tasks_per_child=1) as executor:
         task = (little, use) if use else (nothing,)
-        seconds = _timed(lambda: executor.submit(*task).result(), n, before=2, pause=0.03)
+        seconds = timed(lambda: executor.submit(*task).result(), n, before=2, pause=0.03)
     return {"seconds": seconds}
 
 
 def forkserver_rate(n: int) -> Result:
     with _forkserver(max_tasks_per_child=1) as executor:
-        return _rate(
-            lambda n: [f.result() for f in [executor.submit(nothing) for _ in range(n)]], n
-        )
+        return rate(lambda n: [f.result() for f in [executor.submit(nothing) for _ in range(n)]], n)
 
 
 def forkserver_warm(n: int) -> Result:
     with _forkserver() as executor:
-        return {"seconds": _timed(lambda: executor.submit(nothing).result(), n, before=50)}
+        return {"seconds": timed(lambda: executor.submit(nothing).result(), n, before=50)}
 
 
 def forkserver_many(n: int) -> Result:
     with _forkserver() as executor:
-        return _rate(
-            lambda n: [f.result() for f in [executor.submit(nothing) for _ in range(n)]], n
-        )
+        return rate(lambda n: [f.result() for f in [executor.submit(nothing) for _ in range(n)]], n)
 
 
 def forkserver_startup() -> Result:
@@ -260,81 +256,3 @@ def forkserver_idle() -> Result:
             future.result()
         time.sleep(1)
         return descendants()
-
-
-# ----------------------------------------------------------------------------------------- Ray
-
-
-def _start_ray() -> Any:
-    import os
-
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    import ray
-
-    ray.init(
-        num_gpus=4,
-        num_cpus=WORKERS,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=3 << 30,
-    )
-    return ray
-
-
-def ray_fresh(use: str | None, n: int) -> Result:
-    ray = _start_ray()
-    function = by_value((lambda: little(use)) if use else (lambda: None))
-    task = ray.remote(num_gpus=1)(function)
-    # The first few find workers that were started beforehand, and later ones do not.
-    return {"seconds": _timed(lambda: ray.get(task.remote()), n, before=4, pause=0.03)}
-
-
-def ray_rate(n: int) -> Result:
-    ray = _start_ray()
-    task = ray.remote(num_gpus=1)(by_value(lambda: None))
-    _timed(lambda: ray.get(task.remote()), 4)
-    start = time.perf_counter()
-    ray.get([task.remote() for _ in range(n)])
-    return {"rates": [n / (time.perf_counter() - start)]}
-
-
-def ray_warm(n: int) -> Result:
-    ray = _start_ray()
-    task = ray.remote(by_value(lambda: None))
-    return {"seconds": _timed(lambda: ray.get(task.remote()), n, before=50)}
-
-
-def ray_many(n: int) -> Result:
-    ray = _start_ray()
-    task = ray.remote(by_value(lambda: None))
-    return _rate(lambda n: ray.get([task.remote() for _ in range(n)]), n)
-
-
-def ray_startup() -> Result:
-    start = time.perf_counter()
-    import ray
-
-    imported = time.perf_counter()
-    _start_ray()
-    ray.get(ray.remote(num_gpus=1)(by_value(lambda: None)).remote())
-    return {"import": [imported - start], "first": [time.perf_counter() - imported]}
-
-
-def ray_idle() -> Result:
-    from benchmarks.idle import descendants
-
-    ray = _start_ray()
-    ray.get([ray.remote(by_value(lambda: None)).remote() for _ in range(WORKERS)])
-    time.sleep(2)
-    return descendants()
-
-
-def ray_argument(nbytes: int) -> Result:
-    import numpy as np
-
-    ray = _start_ray()
-    array = np.ones(nbytes // 8)
-    task = ray.remote(ends)
-    ray.get(task.remote(array[:8]))
-    return {"seconds": _timed(lambda: ray.get(task.remote(array)), 1)}

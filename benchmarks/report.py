@@ -27,11 +27,15 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def _row(line: Line) -> tuple[str, ...]:
-    floor = f"{line.to_floor:.2g} x {line.floor[0]}" if line.floor and line.to_floor else ""
-    others = ", ".join(f"{name} / {ratio:.2g}" for name, ratio in line.to_peers.items())
+    floor = f"{_times(line.to_floor)} {line.floor[0]}" if line.floor and line.to_floor else ""
+    others = ", ".join(f"{name} {_times(ratio)}" for name, ratio in line.to_peers.items())
     value = "-" if line.value is None else scaled(line.value, line.unit)
     met = {True: "yes", False: "NO", None: ""}[line.met]
     return line.name, floor, others, value, _goal(line), met, line.note
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
 
 
 def _goal(line: Line) -> str:

@@ -155,9 +155,11 @@ def test_no_room_is_a_clear_error_and_leaves_nothing(monkeypatch, code):
         return 0
 
     monkeypatch.setattr(os, "pwritev", full)
+    before = open_descriptors()
     with pytest.raises(OutOfMemoryError, match=r"no room for 3,000,000 bytes \(0.00 GiB\)") as info:
         Segment.write([bytes(3_000_000)])
     assert isinstance(info.value, MemoryError)
+    assert open_descriptors() == before  # while the error, with its frames, is still there
 
 
 def test_other_errors_stay_what_they_are_and_leave_nothing(monkeypatch):

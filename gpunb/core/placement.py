@@ -39,11 +39,11 @@ REMEMBERED = 256
 class Kept:
     """What is to be left alone: devices by position, CPUs and resources."""
 
-    devices: frozenset[int] = frozenset()
-    spare: Allocation = Allocation()
+    devices: frozenset[int]
+    spare: Allocation
 
 
-NOTHING = Kept()
+NOTHING = Kept(frozenset(), Allocation())
 
 
 class Fit(NamedTuple):
@@ -116,7 +116,9 @@ class Capacity:
 
     def _room(self, avoid: Collection[int]) -> tuple[int, int]:
         """The largest free share, and the units on wholly free devices."""
-        shares = [share for at, share in enumerate(self.shares) if at not in avoid]
+        shares = self.shares
+        if avoid:
+            shares = [share for at, share in enumerate(shares) if at not in avoid]
         return max(shares, default=0), shares.count(UNIT) * UNIT
 
     def place(self, demand: Demand, kept: Kept = NOTHING, held: Shares = ()) -> Allocation | None:

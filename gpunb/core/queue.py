@@ -97,7 +97,6 @@ class Queue:
             del self.lines[line.demand]
             tasks.clear()
         elif tasks[0] is task:
-            line.stuck = False
             while tasks[0].state != "queued":
                 tasks.popleft()
         elif len(tasks) > 64 and line.count * 2 < len(tasks):
@@ -111,11 +110,14 @@ class Queue:
         """The lines worth a look, longest waiting head first; each is to be `passed` in turn."""
         if now >= self._ages_at:
             self._grow_older(now)
-        lines = list(self.lines.values()) if self._all_open else self._open
+        if self._all_open:
+            lines = list(self.lines.values())
+        elif self._open:
+            lines = [line for line in self._open if line.count]
+        else:
+            return []
         self._open, self._all_open = [], False
-        lines = [line for line in lines if line.count]
-        if len(lines) > 1:
-            lines.sort(key=_order)
+        lines.sort(key=_order)
         return lines
 
     def passed(self, line: Line, now: float) -> None:

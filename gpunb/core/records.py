@@ -5,11 +5,9 @@ Mutable, and private to `gpunb.core`; the outside sees events, decisions and sna
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from gpunb.core.resources import Allocation
 from gpunb.core.tasks import (
@@ -100,47 +98,3 @@ class Actor:
     running: set[TaskId] = field(default_factory=set)
     restarts: int = 0
     released: bool = False
-
-
-Timer: TypeAlias = tuple[float, str, int, int]
-"""(time, kind, id of a task or worker, attempt)"""
-
-
-@dataclass(slots=True, eq=False)
-class Timers:
-    """Times at which something must be looked at again.
-
-    Nothing is cancelled: `matters` tells whether a timer still has a target, and those without
-    are dropped when they come first, or all together when there are too many.
-    """
-
-    matters: Callable[[Timer], bool]
-    heap: list[Timer] = field(default_factory=list)
-    announced: float | None = None
-    limit: int = 1024
-
-    def add(self, time: float, kind: str, ident: int, attempt: int = 0) -> None:
-        heapq.heappush(self.heap, (time, kind, ident, attempt))
-        if len(self.heap) > self.limit:
-            self.heap = [timer for timer in self.heap if self.matters(timer)]
-            heapq.heapify(self.heap)
-            self.limit = max(1024, 2 * len(self.heap))
-
-    def due(self, now: float) -> list[Timer]:
-        found = []
-        while self.heap and self.heap[0][0] <= now:
-            found.append(heapq.heappop(self.heap))
-        self.announced = None
-        return found
-
-    def next(self) -> float | None:
-        """The next time, if it was not announced before."""
-        while self.heap and not self.matters(self.heap[0]):
-            heapq.heappop(self.heap)
-        if not self.heap:
-            return None
-        first = self.heap[0][0]
-        if self.announced is not None and self.announced <= first:
-            return None
-        self.announced = first
-        return first

@@ -15,10 +15,11 @@ from typing import assert_never
 
 from gpunb.core import events as ev
 from gpunb.core.actors import Actors
+from gpunb.core.deadlines import Deadlines
 from gpunb.core.idle import Idle
 from gpunb.core.placement import Capacity, Kept
 from gpunb.core.queue import Line, Queue
-from gpunb.core.records import Task, Timer, Timers, Worker
+from gpunb.core.records import Task, Worker
 from gpunb.core.resources import Allocation, Demand, Machine
 from gpunb.core.tasks import (
     Cancelled,
@@ -66,14 +67,13 @@ class Scheduler:
         self.tasks: dict[TaskId, Task] = {}
         self.workers: dict[WorkerId, Worker] = {}
         self.idle = Idle(self.capacity)
-        self.timers = Timers(self._matters)
+        self.deadlines = Deadlines(self)
         self.actors = Actors(self)
         self._children: dict[TaskId, set[TaskId]] = {}
         self._dependents: dict[TaskId, list[TaskId]] = {}
         self._order = itertools.count()
         self._next_worker = itertools.count(1)
         self._busy = 0
-        self._thinning = False
         self._out: list[ev.Decision] = []
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Decision]:
@@ -99,18 +99,18 @@ class Scheduler:
             case ev.CancelRequested():
                 self._cancel(event.task, event.force, event.recursive)
             case ev.InterruptRequested():
-                self._interrupt(event.task)
+                self._stop(event.task)
             case ev.KillRequested():
                 self.actors.kill(event)
             case ev.ActorReleased():
                 self.actors.release(event.actor)
             case ev.TimeReached():
-                self._time(now)
+                self.deadlines.reached(now)
             case _:
                 assert_never(event)
         self.actors.go_on(now)
         self._dispatch(now)
-        wake = self.timers.next()
+        wake = self.deadlines.next()
         if wake is not None:
             out.append(ev.WakeAt(wake))
         return out
@@ -151,16 +151,18 @@ class Scheduler:
         # More than one round only if a reservation ended, for those that had to step back for it.
         while lines := queue.ready(now):
             for line in lines:
-                demand, least = line.demand, line.least
+                least, cpus, news = line.least, line.demand.cpus, not line.stuck
                 while line.count:
                     kept = queue.kept_from(line)
                     # Warm workers may hold what the capacity lacks; then only `_start` can tell.
                     warm = least and idle.warm
-                    if not warm and capacity.hopeless(least, demand.cpus, kept.devices):
+                    if not warm and capacity.hopeless(least, cpus, kept.devices):
                         break
                     if not self._start(line.tasks[0], kept, now):
                         break
-                queue.passed(line, now)
+                    news = True
+                if news or queue.reservation is None:
+                    queue.passed(line, now)
 
     def _start(self, task: Task, kept: Kept, now: float) -> bool:
         """Run the task if there is room for it now, beside what is kept for others."""
@@ -208,8 +210,7 @@ class Scheduler:
         last = worker.actor is None and self._is_last(spec, worker)
         if last:
             worker.key = None
-        if spec.timeout is not None:
-            self.timers.add(now + spec.timeout, "timeout", task.id, task.attempt)
+        self.deadlines.runs(task, now)
         self._out.append(
             ev.Run(task.id, task.attempt, worker.id, worker.allocation, new=new, last=last)
         )
@@ -225,7 +226,7 @@ class Scheduler:
         """Let idle workers go that hold devices which the demand could have."""
         going = [each.allocation for each in self.workers.values() if each.state == "leaving"]
         for worker in self.idle.in_the_way(demand, kept, going):
-            self._let_go(worker, now)
+            self.let_go(worker, now)
 
     # -------------------------------------------------------------------------------- endings
 
@@ -255,7 +256,7 @@ class Scheduler:
         worker.since = now
         if worker.key is None or worker.killed:
             worker.state = "leaving"
-            self.timers.add(now + self.policy.exit_grace, "exit", worker.id)
+            self.deadlines.leaves(worker, now)
             return
         worker.state = "idle"
         held = worker.allocation
@@ -265,18 +266,16 @@ class Scheduler:
         self.idle.add(worker)
         surplus = self.idle.surplus()
         if surplus is not None:
-            self._let_go(surplus, now)
-        if not self._thinning:
-            self._thinning = True
-            self.timers.add(now + self.policy.idle_limit, "idle", 0)
+            self.let_go(surplus, now)
+        self.deadlines.idles(now)
 
-    def _let_go(self, worker: Worker, now: float) -> None:
+    def let_go(self, worker: Worker, now: float) -> None:
         self.idle.remove(worker)
         self.retire(worker, now)
 
     def retire(self, worker: Worker, now: float) -> None:
         worker.state, worker.since, worker.key = "leaving", now, None
-        self.timers.add(now + self.policy.exit_grace, "exit", worker.id)
+        self.deadlines.leaves(worker, now)
         if not worker.killed:
             self._out.append(ev.Retire(worker.id))
 
@@ -291,13 +290,14 @@ class Scheduler:
         self._relend(worker)
         self.capacity.give(worker.allocation)
         self.queue.freed()
+        if not lost and worker.actor is None:
+            return
         crash = Crashed(event.reason, event.out_of_memory)
         if worker.actor is not None:
             self.obtainable.give(worker.allocation)
             self.actors.exited(worker, crash, now)
             return
-        if worker.state == "busy":
-            self._busy -= 1
+        self._busy -= 1
         for task in lost:
             if not self._retried(task, crash, now):
                 self.settle(task, task.outcome(crash))
@@ -376,16 +376,20 @@ class Scheduler:
             if force and (task.actor is None or task.constructs):
                 self.kill(task.worker)
             else:
-                self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
+                self.interrupt(task)
 
-    def _interrupt(self, ident: TaskId) -> None:
+    def _stop(self, ident: TaskId) -> None:
         task = self.tasks.get(ident)
         if task is None:
             return
         if task.worker is None:
             self.settle(task, Cancelled())
         else:
-            self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
+            self.interrupt(task)
+
+    def interrupt(self, task: Task) -> None:
+        assert task.worker is not None
+        self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
 
     def kill(self, worker: WorkerId) -> None:
         self.workers[worker].killed = True
@@ -427,48 +431,6 @@ class Scheduler:
         self.obtainable.take(allocation)
         if self.queue.reservation:
             self.queue.drop_reservation()
-
-    def _matters(self, timer: Timer) -> bool:
-        _, kind, ident, attempt = timer
-        if kind == "idle":
-            return True
-        if kind == "exit":
-            worker = self.workers.get(ident)
-            return worker is not None and worker.state == "leaving"
-        task = self.tasks.get(ident)
-        return task is not None and task.attempt == attempt and task.worker is not None
-
-    def _time(self, now: float) -> None:
-        for timer in self.timers.due(now):
-            if not self._matters(timer):
-                continue
-            _, kind, ident, _ = timer
-            if kind == "exit":
-                self.kill(ident)
-            elif kind == "idle":
-                self._thin(now)
-            else:
-                self._overdue(self.tasks[ident], kind, now)
-
-    def _overdue(self, task: Task, kind: str, now: float) -> None:
-        assert task.worker is not None
-        if kind == "overdue":
-            self.kill(task.worker)
-            return
-        if task.stop is None:
-            task.stop = "timeout"
-        self._out.append(ev.Interrupt(task.worker, task.id, task.attempt))
-        self.timers.add(now + self.policy.stop_grace, "overdue", task.id, task.attempt)
-
-    def _thin(self, now: float) -> None:
-        """Let workers go that were idle for long; look again while there are any."""
-        limit = self.policy.idle_limit
-        for worker in [each for each in self.idle if each.since + limit <= now]:
-            self._let_go(worker, now)
-        longest = self.idle.idle_since()
-        self._thinning = longest is not None
-        if longest is not None:
-            self.timers.add(longest + limit, "idle", 0)
 
     @property
     def full(self) -> bool:

@@ -65,6 +65,9 @@ def relay(shell: Any, kind: str, what: str, content: Mapping[str, Any]) -> None:
         )
     elif what == "clear_output":
         shell.display_pub.clear_output(wait=content["wait"])
+    elif what == "error":
+        error = type(content["ename"], (Exception,), {})(content["evalue"])
+        shell._showtraceback(type(error), error, content["traceback"])  # noqa: SLF001
     elif what == "execute_result":
         hook = shell.displayhook
         hook.start_displayhook()

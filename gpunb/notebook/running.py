@@ -14,7 +14,7 @@ from gpunb.exceptions import GpunbError, TaskCancelledError, TaskError
 from gpunb.notebook.output import DONE, Foreground, relay
 from gpunb.notebook.shipping import incoming, outgoing
 from gpunb.refs import value_of
-from gpunb.workers.cells import Ending
+from gpunb.workers.cells import Ending, holds_group
 
 GRACE = 5.0
 """Seconds after Stop that a cell has to end by itself, before its process is killed."""
@@ -43,7 +43,7 @@ def run(
             shell, source, first_line, number, inputs=inputs, outputs=outputs
         )
     except SyntaxError as error:
-        lines = shell.SyntaxTB.structured_traceback(SyntaxError, error, [])
+        lines = shell.SyntaxTB.structured_traceback(type(error), error, [])
         raise _dressed(error, lines) from None
     sink = Foreground()
     spec = options.spec(name, "cell")
@@ -56,11 +56,17 @@ def run(
     try:
         interrupted = _follow(shell, current, obj, sink)
         outcome = current.fetch([obj], 0)[0]
+    except BaseException:  # a cell that nobody waits for must not go on
+        current.cancel(obj, force=True, recursive=True)
+        raise
     finally:
         current.drop(obj)
     if outcome.failed:
         raise _failure(value_of, outcome, name, interrupted)
-    ending = incoming(shell, outcome.payload, shipped)
+    try:
+        ending = incoming(shell, outcome.payload, shipped)
+    except GpunbError as error:
+        raise _short(error) from None
     if ending.failure is not None:
         raised = _raised(shell, ending)
         if isinstance(raised, KeyboardInterrupt) and not interrupted and options.timeout:
@@ -125,7 +131,7 @@ def _short(error: BaseException) -> BaseException:
 
 def _dressed(error: BaseException, lines: list[str]) -> BaseException:
     """The error, shown by IPython as these lines and nothing else."""
-    if isinstance(error, (SyntaxError, SystemExit)):
+    if isinstance(error, (SyntaxError, SystemExit)) or holds_group(error):
         # IPython has displays of its own for these, which the worker's shell has shown already.
         error = type(type(error).__name__, (Exception,), {})(str(error))
     try:

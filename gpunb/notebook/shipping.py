@@ -1,19 +1,25 @@
 """What travels with a cell, and what comes home with it."""
 
 from __future__ import annotations
+import __future__
 
 import ast
+import linecache
 import sys
 import types
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from IPython.core.compilerop import code_name
 from IPython.core.error import UsageError
 
 from gpunb import serialize
+from gpunb.exceptions import GpunbError
 from gpunb.notebook.names import CellNames, analyse
 from gpunb.serialize import Payload
-from gpunb.workers.cells import LAST, SHELL_NAMES, Cell, Ending
+from gpunb.serialize.functions import global_names
+from gpunb.workers.cells import LAST, SHELL_NAMES, Cell, Ending, remember
 
 _NOT_DATA = SHELL_NAMES - {"_", "__", "___"}
 _UNCHANGING = (int, float, complex, str, bytes, bool, type(None), type, types.FunctionType)
@@ -28,53 +34,107 @@ def outgoing(
     inputs: tuple[str, ...] | None = None,
     outputs: tuple[str, ...] | None = None,
 ) -> tuple[Payload, dict[str, Any]]:
-    """The cell with the names that it reads, and the objects that these are bound to now.
+    """The cell with the names that it reads, and the objects of its names as they are bound now.
 
-    `inputs` are the names to ship, and no others; None for what the cell reads.
+    `inputs` are the names to ship, and no others; None for what the cell reads. What the
+    functions among them look up goes with them.
 
     Raises:
         UsageError: a name to ship is not bound, or its object cannot be pickled.
         SyntaxError: the cell is not Python.
     """
-    transformed = shell.transform_cell(source)
-    _check_syntax(shell, transformed, f"#{first_line}\n{source}", number)
+    text = _numbered(source, first_line)
+    transformed = shell.transform_cell(text)
+    name = _check_syntax(shell, transformed, number)
     names = analyse(transformed, shell.transform_cell)
     space = shell.user_ns
     if inputs is not None:
-        missing = [name for name in inputs if name not in space]
+        missing = [each for each in inputs if each not in space]
         if missing:
             raise UsageError(f"%%gpu --in: not bound in the notebook: {', '.join(missing)}")
-        wanted, perhaps = set(inputs), set()
+        reads, mentioned = set(inputs), set()
     else:
-        wanted = (names.reads & space.keys()) - _NOT_DATA
-        perhaps = (names.mentioned & space.keys()) - _NOT_DATA - wanted
-    objects = {name: space[name] for name in sorted(wanted | perhaps)}
+        reads = names.reads & space.keys() - _NOT_DATA
+        mentioned = names.mentioned & space.keys() - _NOT_DATA
+    wanted, files = _with_globals(reads, space)
+    perhaps, more_files = _with_globals(mentioned, space)
+    perhaps -= wanted
+    objects = {each: space[each] for each in sorted((wanted | perhaps) & space.keys())}
     modules = {
         name: each.__name__
         for name, each in objects.items()
         if isinstance(each, types.ModuleType) and sys.modules.get(each.__name__) is each
     }
     values = {name: each for name, each in objects.items() if name not in modules}
+    binds = _binds(names, transformed)
+    deletes = (names.deletes & space.keys()) - objects.keys() - _NOT_DATA
     cell = Cell(
-        source=source,
-        first_line=first_line,
+        source=text,
+        name=name,
         number=number,
         modules=modules,
-        binds=_binds(names, transformed),
+        binds=binds if binds is None else binds | wanted,
+        deletes=deletes,
         outputs=outputs,
+        sources=_sources(shell, files | more_files),
+        flags=shell.compile.flags,
         colors=shell.colors,
         xmode=shell.InteractiveTB.mode,
         interactivity=shell.ast_node_interactivity,
     )
-    return _packed(cell, values, perhaps), values
+    payload = _packed(cell, values, perhaps)
+    return payload, {**objects, **{name: space[name] for name in deletes}}
 
 
-def _check_syntax(shell: Any, transformed: str, raw: str, number: int) -> None:
-    """Raise a SyntaxError here, not after a wait for a GPU."""
-    lines = raw.count("\n", 0, raw.find("\n") + 1)
-    padded = "\n" * lines + transformed
-    name = shell.compile.cache(padded, number, raw_code=raw)
-    shell.compile.ast_parse(padded, filename=name)
+def _numbered(source: str, first_line: str) -> str:
+    """The cell with a comment for the %%gpu line, so that its lines have the notebook's numbers.
+
+    A cell magic that it goes on with must come first, though. An indented cell stays one.
+    """
+    code = source.lstrip()
+    if code.startswith("%%"):
+        return source
+    indent = source[: len(source) - len(code)].rpartition("\n")[2]
+    return f"{indent}#{first_line}\n{source}"
+
+
+def _check_syntax(shell: Any, transformed: str, number: int) -> str:
+    """Raise a SyntaxError here, not after a wait for a GPU; return the file name of the code.
+
+    It is IPython's own, as ipykernel's ends with ``.py``: of a file that does not exist, IPython
+    shows the line that a function had reached in the end, not the one where it failed.
+    """
+    name: str = code_name(transformed, number)
+    remember(shell.compile, name, number, transformed)
+    tree = shell.compile.ast_parse(transformed, filename=name)
+    flags = shell.compile.flags & _FUTURE | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are shown when the cell runs
+        compile(tree, name, "exec", flags, dont_inherit=True)
+    return name
+
+
+_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+
+
+def _with_globals(names: Iterable[str], space: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """The names and those that functions among their objects look up; the functions' files."""
+    found, files = set(names), set()
+    for function in serialize.functions_within(*(space[name] for name in names)):
+        files.add(function.__code__.co_filename)
+        if function.__globals__ is space:
+            found.update(global_names(function.__code__))
+    return found - _NOT_DATA, files
+
+
+def _sources(shell: Any, files: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """The cells that these files are, for tracebacks in the worker."""
+    numbers = shell.compile._filename_map  # noqa: SLF001 - there is no public way
+    return {
+        name: (numbers[name], "".join(linecache.getlines(name)))
+        for name in files
+        if name in numbers
+    }
 
 
 def _binds(names: CellNames, transformed: str) -> frozenset[str] | None:
@@ -118,20 +178,34 @@ def _packed(cell: Cell, values: dict[str, Any], perhaps: set[str]) -> Payload:
 def incoming(shell: Any, payload: Payload, shipped: Mapping[str, Any]) -> Ending:
     """Bind what came home, and return how the cell ended."""
     space = shell.user_ns
-    ending, values = serialize.loads(payload, namespace=space, lazy_modules=True)
+    try:
+        ending, values = serialize.loads(payload, namespace=space, lazy_modules=True)
+    except Exception as error:
+        raise GpunbError(
+            "the cell ran, but what it bound cannot be made again in the notebook: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     assert isinstance(ending, Ending)
-    last = values.pop(LAST, None)
+    kept = list(ending.kept)
+    values.update((name, shipped[given]) for name, given in ending.same.items())
     for name, module in ending.modules.items():
-        values[name] = sys.modules.get(module) or serialize.lazy_module(module)
+        try:
+            values[name] = sys.modules.get(module) or serialize.lazy_module(module)
+        except ImportError as error:
+            kept.append((name, str(error)))
+    last = values.pop(LAST, None)
     aliases = _aliases(space, shipped, ending.changed, values)
     shell.push({**values, **aliases})
+    shell.compile.flags = ending.flags
     for name in ending.deleted:
-        if name in shipped and space.get(name) is shipped[name]:
+        if name in shipped and name in space and space[name] is shipped[name]:
             del space[name]
     if ending.shown:
         shell.displayhook.update_user_ns(last)
         shell.displayhook.fill_exec_result(last)
-    for name, reason in ending.kept:
+    for name, reason in kept:
+        if name == LAST:
+            continue  # it was shown all the same
         sys.stderr.write(f"gpunb: {name!r} stays in the worker: {reason}\n")
     return ending
 

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, assert_never
 
@@ -434,8 +434,8 @@ class Local:
         setup = None
         now = self._setups.now()
         if process.surroundings is not now:
-            base = process.surroundings
-            known = base.environment if base is not None else self._environment()
+            before = process.surroundings
+            known = before.environment if before is not None else process.environment
             setup = self._setups.of(run.allocation, spec.environment, known, now)
             process.surroundings = now
         self._by_worker[run.worker] = {job.id}
@@ -464,10 +464,6 @@ class Local:
         )
         segments = [each.segment for each in payloads if each.segment is not None]
         self.pool.send(process, work, segments)
-
-    def _environment(self) -> Mapping[str, str]:
-        """What a new process starts with."""
-        return self.source.environment if self.source is not None else {}
 
     def _end(self, job: Job, outcome: tasks.Outcome) -> None:
         """The task is over: its results are there, or what came in their place."""

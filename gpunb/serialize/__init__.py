@@ -4,6 +4,7 @@ from gpunb.serialize.failures import dump_failure, load_failure
 from gpunb.serialize.functions import (
     captured,
     dumps_function,
+    functions_within,
     loads_function,
     still_current,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "dump_failure",
     "dumps",
     "dumps_function",
+    "functions_within",
     "lazy_module",
     "load_failure",
     "loads",

@@ -122,7 +122,7 @@ class _Search:
             if failure is None:
                 continue
             if failure.too_deep and type(inner) is type(part):
-                return _Culprit((*path, step), inner, failure)
+                return _Culprit(path, part, failed)
             found = self._within(inner, failure, (*path, step))
             if found is not None:
                 return found

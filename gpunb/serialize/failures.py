@@ -79,8 +79,7 @@ def load_failure(payload: Payload, *, namespace: dict[str, Any] | None = None) -
     links = [_Link(*row) for row in rows]
     errors = [_loaded(link, namespace) for link in links]
     for error, link in zip(errors, links, strict=True):
-        if not _is_ours(error):  # that one's cause came with it
-            _chain(error, link, errors)
+        _chain(error, link, errors)
     return TaskError.of(errors[0] if errors else None, task=task, traceback=text, process=process)
 
 

@@ -15,7 +15,14 @@ from cloudpickle import cloudpickle
 
 from gpunb.serialize.values import Payload, dumps_in_band, loads
 
-__all__ = ["Snapshot", "captured", "dumps_function", "loads_function", "still_current"]
+__all__ = [
+    "Snapshot",
+    "captured",
+    "dumps_function",
+    "functions_within",
+    "loads_function",
+    "still_current",
+]
 
 Snapshot = tuple[tuple[dict[str, Any], str, object], ...]
 """(the globals, a name in them, what it was bound to)"""
@@ -50,21 +57,30 @@ def captured(function: Callable[..., Any]) -> Snapshot:
     imported by name nothing is noted. An object that is changed in place counts as the same.
     """
     found: dict[tuple[int, str], tuple[dict[str, Any], str, object]] = {}
+    for each in functions_within(function):
+        space = each.__globals__
+        for name in global_names(each.__code__):
+            found[id(space), name] = space, name, space.get(name, _UNBOUND)
+    return tuple(found.values())
+
+
+def functions_within(*things: object) -> Iterator[types.FunctionType]:
+    """Yield the functions that would travel by value with these things, each once.
+
+    It follows what they refer to as globals, but does not look into data.
+    """
     seen: dict[int, object] = {}  # the objects themselves, so that no id is used again meanwhile
-    todo: list[object] = [function]
+    todo: list[object] = list(things)
     while todo:
         part = todo.pop()
         if id(part) in seen:
             continue
         seen[id(part)] = part
         if type(part) is types.FunctionType and by_value(part):
+            yield part
             space = part.__globals__
-            for name in global_names(part.__code__):
-                value = space.get(name, _UNBOUND)
-                found[id(space), name] = space, name, value
-                todo.append(value)
+            todo.extend(space[name] for name in global_names(part.__code__) if name in space)
         todo.extend(_parts(part))
-    return tuple(found.values())
 
 
 def still_current(snapshot: Snapshot) -> bool:

@@ -189,13 +189,9 @@ class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(self, protocol=PROTOCOL, buffer_callback=callback)
 
 
-def _take(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
-    """Keep a buffer out of the stream; return whether it has to go in."""
-    try:
-        buffers.append(buffer.raw())
-    except BufferError:  # not contiguous
-        return True
-    return False
+def _take(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> None:
+    """Keep a buffer out of the stream. One that is not contiguous fails there as well."""
+    buffers.append(buffer.raw())
 
 
 def pickle_in_pieces(

@@ -6,20 +6,23 @@ is the result of the task; so is its error, because a cell that fails has bound 
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets.config import Config
 
-from gpunb import serialize
+from gpunb import backend, serialize
 from gpunb.serialize import Payload
 from gpunb.workers.changes import Fingerprints
 from gpunb.workers.child import Worker
@@ -33,23 +36,29 @@ class Cell:
     """A cell on its way to a worker.
 
     Attributes:
-        source: its text as the user wrote it, magics and all, without the ``%%gpu`` line.
-        first_line: that line, so that line numbers are those of the notebook.
+        source: its text, magics and all, with the lines numbered as in the notebook.
+        name: the file name that its code gets, which the notebook's shell knows too.
         number: the notebook's execution count for it.
         modules: names to bind to modules, by module name.
         binds: names that it may bind; None if that cannot be told from its text.
+        deletes: names of the notebook that it may delete, but does not read.
         outputs: names to bring home, and no others; None for all.
+        sources: of the cells whose functions come along: (number, text) by file name.
+        flags: of the compiler, for what was imported from ``__future__``.
         colors: how tracebacks are coloured, as the kernel's shell has it.
         xmode: how long they are.
         interactivity: the kernel's ``ast_node_interactivity``.
     """
 
     source: str
-    first_line: str
+    name: str
     number: int
     modules: Mapping[str, str] = field(default_factory=dict)
     binds: frozenset[str] | None = None
+    deletes: frozenset[str] = frozenset()
     outputs: tuple[str, ...] | None = None
+    sources: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    flags: int = 0
     colors: str = "neutral"
     xmode: str = "Context"
     interactivity: str = "last_expr"
@@ -61,26 +70,31 @@ class Ending:
 
     Attributes:
         modules: names bound to modules, by module name.
+        same: names bound to objects that it was given and left as they were, by those names.
         deleted: names that it was given and that are gone.
         kept: names that stay behind, each with the reason.
         changed: names whose objects, given to the cell, were changed in place.
         shown: whether the value under `LAST` in the values is that of the last expression.
         failure: what it raised, as `serialize.dump_failure` made it.
         traceback: the lines that IPython shows for that.
+        flags: of the compiler.
     """
 
     modules: dict[str, str] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
     deleted: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     kept: tuple[tuple[str, str], ...] = ()
     shown: bool = False
     failure: Payload | None = None
     traceback: tuple[str, ...] = ()
+    flags: int = 0
 
 
 SHELL_NAMES = frozenset(
-    """In Out exit quit get_ipython open _ __ ___ _i _ii _iii _dh _ih _oh _exit_code
-    __builtin__ __builtins__ __name__ __doc__ __loader__ __package__ __spec__""".split()
+    """In Out exit quit get_ipython open _ __ ___ _i _ii _iii _dh _ih _oh
+    __builtin__ __builtins__ __name__ __doc__ __loader__ __package__ __spec__
+    __annotations__ __warningregistry__""".split()
 )
 """Names in a shell's namespace that are the shell's own, not the user's."""
 
@@ -88,6 +102,16 @@ LAST = "\x00last"
 """The key, no possible name, of the last expression's value."""
 
 Show = Callable[..., None]
+
+_ELSEWHERE = object()
+"""What a name is bound to that the cell may delete and does not read."""
+
+
+def remember(compiler: Any, name: str, number: int, text: str) -> None:
+    """Let tracebacks and `inspect` know a cell by the file name of its code."""
+    compiler._filename_map[name] = number  # noqa: SLF001 - there is no public way
+    lines = [f"{line}\n" for line in text.splitlines()]
+    linecache.cache[name] = len(text), None, lines, name
 
 
 class _Publisher(DisplayPublisher):
@@ -105,13 +129,11 @@ class _Publisher(DisplayPublisher):
         update: bool = False,
         **_: Any,
     ) -> None:
-        _flush()
         kind = "update_display_data" if update else "display_data"
         content = {"data": data, "metadata": metadata or {}, "transient": transient or {}}
         type(self).show(kind, content)
 
     def clear_output(self, wait: bool = False) -> None:
-        _flush()
         type(self).show("clear_output", {"wait": wait})
 
 
@@ -135,17 +157,31 @@ class _Hook(DisplayHook):
         type(self).value, type(self).shown = result, True
         prepare().user_ns["_"] = result
         if data:
-            _flush()
             type(self).show("execute_result", {"data": data, "metadata": metadata})
+
+
+class _Compiler(CachingCompiler):
+    """Gives the cell the name by which the notebook knows it, once its functions are home."""
+
+    text = ""
+    name = ""
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        if raw_code == self.text:
+            return self.name
+        name: str = super().get_code_name(raw_code, transformed_code, number)
+        return name
 
 
 class Shell(InteractiveShell):
     """The shell of a worker: no history, no terminal, no questions."""
 
     traceback_lines: list[str]
+    error_shown: tuple[str, str]
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
         self.traceback_lines = list(stb)
+        self.error_shown = etype.__name__, str(evalue)
 
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
         """As IPython does, but of an interrupt show the line that it hit, not our handler."""
@@ -155,7 +191,14 @@ class Shell(InteractiveShell):
                 frames.tb_next = None
                 break
             frames = frames.tb_next
-        super().showtraceback(*args, **kwargs)
+        error = sys.exc_info()[1]
+        if error is not None and holds_group(error):
+            self._showtraceback(type(error), error, _plain_lines(error))
+        else:
+            super().showtraceback(*args, **kwargs)
+
+    def show_usage_error(self, exc: BaseException) -> None:
+        """The notebook's shell shows it."""
 
     def init_sys_modules(self) -> None:
         """Leave ``sys.modules["__main__"]`` for `_adopt_main`."""
@@ -165,6 +208,28 @@ class Shell(InteractiveShell):
 
     def ask_exit(self) -> None:
         """A cell cannot end the notebook."""
+
+
+def holds_group(error: BaseException | None) -> bool:
+    """Whether IPython would print the error by itself, because a group of errors led to it."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, BaseExceptionGroup):
+            return True
+        seen.add(id(error))
+        error = error.__context__
+    return False
+
+
+def _plain_lines(error: BaseException) -> list[str]:
+    frames = error.__traceback__
+    while frames is not None and _is_shells(frames.tb_frame):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).splitlines()
+
+
+def _is_shells(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "IPython"
 
 
 _shell: Shell | None = None
@@ -184,6 +249,7 @@ def prepare() -> Shell:
             user_module=main,
             display_pub_class=_Publisher,
             displayhook_class=_Hook,
+            compiler_class=_Compiler,
         )
         shell.traceback_lines = []
         sys.modules["__main__"] = main
@@ -197,20 +263,37 @@ def run(arguments: Payload, show: Show, label: str) -> Payload:
     kinds: list[Any] = list(Shell._walk_mro())  # noqa: SLF001
     for kind in kinds:  # as `instance()` does
         kind._instance = shell  # noqa: SLF001
-    _Publisher.show = staticmethod(show)
-    _Hook.show = staticmethod(show)
+    _Publisher.show = _Hook.show = staticmethod(_in_order(show))
     names = shell.user_ns
     cell, values = serialize.loads(arguments, namespace=names)
     for name, module in cell.modules.items():
         names[name] = _imported(module)
     names.update(values)
+    names.update((name, _ELSEWHERE) for name in cell.deletes)
     before = dict(names)
     fingerprints = Fingerprints(values)
     _dress(shell, cell)
     with _flusher():
         result = _execute(shell, cell)
     _flush()
-    return _ending(cell, result, before, fingerprints, label)
+    return _ending(cell, result, label, before=before, given=values, fingerprints=fingerprints)
+
+
+def _in_order(show: Show) -> Show:
+    """Show things after the text before them, and before the text after them.
+
+    Text comes to the kernel by pipes. When it answers a question, it has read what was written
+    before, and nothing more.
+    """
+    process = os.getpid()
+
+    def send(kind: str, content: dict[str, Any]) -> None:
+        _flush()
+        show(kind, content)
+        if os.getpid() == process:  # a fork of it must not speak to the kernel
+            backend.current().ask("total")
+
+    return send
 
 
 def _imported(name: str) -> Any:
@@ -222,6 +305,11 @@ def _dress(shell: Shell, cell: Cell) -> None:
     """Take over how the notebook shows things."""
     shell.execution_count = cell.number
     shell.ast_node_interactivity = cell.interactivity
+    assert isinstance(shell.compile, _Compiler)
+    shell.compile.flags = cell.flags
+    shell.compile.text, shell.compile.name = cell.source, cell.name
+    for name, (number, text) in cell.sources.items():
+        remember(shell.compile, name, number, text)
     try:
         shell.colors = cell.colors
         shell.InteractiveTB.set_mode(mode=cell.xmode)
@@ -234,13 +322,13 @@ def _dress(shell: Shell, cell: Cell) -> None:
 
 
 def _execute(shell: Shell, cell: Cell) -> ExecutionResult:
-    # A comment in place of the %%gpu line keeps the line numbers; where the cell goes on with a
-    # cell magic, that one must come first.
-    nested = cell.source.lstrip().startswith("%%")
-    source = cell.source if nested else f"#{cell.first_line}\n{cell.source}"
     _Hook.cell, _Hook.value, _Hook.shown = cell.source, None, False
     shell.traceback_lines = []
-    result: ExecutionResult = shell.run_cell(source, store_history=False)
+    result: ExecutionResult = shell.run_cell(cell.source, store_history=False)
+    if result.success and shell.traceback_lines:  # of a part that a magic such as %%capture ran
+        name, text = shell.error_shown
+        lines = shell.traceback_lines
+        _Hook.show("error", {"ename": name, "evalue": text, "traceback": lines})
     return result
 
 
@@ -250,9 +338,11 @@ def _execute(shell: Shell, cell: Cell) -> ExecutionResult:
 def _ending(
     cell: Cell,
     result: ExecutionResult,
-    before: Mapping[str, Any],
-    fingerprints: Fingerprints,
     label: str,
+    *,
+    before: Mapping[str, Any],
+    given: Mapping[str, Any],
+    fingerprints: Fingerprints,
 ) -> Payload:
     shell = prepare()
     error = result.error_before_exec or result.error_in_exec
@@ -269,22 +359,47 @@ def _ending(
         error = NameError(f"--out asks for {', '.join(missing)}, which the cell did not bind")
         lines = (f"NameError: {error}",)
     failure = serialize.dump_failure(error, task=label) if error is not None else None
-    modules = {
-        name: each.__name__ for name, each in wanted.items() if isinstance(each, types.ModuleType)
-    }
-    values = {name: each for name, each in wanted.items() if name not in modules}
     if _Hook.shown and error is None:
-        values[LAST] = _Hook.value
-    deleted = tuple(name for name in before if name not in names)
+        wanted[LAST] = _Hook.value
+    modules = {
+        name: each.__name__
+        for name, each in wanted.items()
+        if isinstance(each, types.ModuleType) and sys.modules.get(each.__name__) is each
+    }
+    same = _same(wanted, given, changed)
+    values = {name: wanted[name] for name in wanted.keys() - modules.keys() - same.keys()}
+    deleted = tuple(
+        name
+        for name in before
+        if name not in names and (cell.outputs is None or name in cell.outputs)
+    )
 
     def packed(kept: tuple[tuple[str, str], ...] = ()) -> Payload:
-        ending = Ending(modules, deleted, tuple(changed), kept, LAST in values, failure, lines)
+        ending = Ending(
+            modules=modules,
+            same=same,
+            deleted=deleted,
+            changed=tuple(changed),
+            kept=kept,
+            shown=_Hook.shown and error is None and LAST not in dict(kept),
+            failure=failure,
+            traceback=lines,
+            flags=shell.compile.flags,
+        )
         return serialize.dumps((ending, values), what="names of the cell")
 
     try:
         return packed()
     except Exception:  # something among them cannot be pickled; the rest still goes home
         return packed(_leave_behind(values, strict=cell.outputs is not None))
+
+
+def _same(
+    wanted: Mapping[str, Any], given: Mapping[str, Any], changed: list[str]
+) -> dict[str, str]:
+    """Names for what the notebook has already, with its name there."""
+    there = {id(value): name for name, value in given.items() if name not in changed}
+    return {name: there[id(value)] for name, value in wanted.items() if id(value) in there}
 
 
 def _leave_behind(values: dict[str, Any], *, strict: bool) -> tuple[tuple[str, str], ...]:
@@ -294,10 +409,7 @@ def _leave_behind(values: dict[str, Any], *, strict: bool) -> tuple[tuple[str, s
         try:
             serialize.dumps(values[name], what=name)
         except Exception as reason:
-            if name == LAST:
-                del values[name]
-                continue
-            if strict:
+            if strict and name != LAST:
                 raise TypeError(f"--out {name}: {reason}") from None
             kept.append((name, str(reason)))
             del values[name]

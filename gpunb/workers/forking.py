@@ -14,6 +14,7 @@ from typing import Any
 from gpunb.workers import system, zygote
 from gpunb.workers.loop import Loop
 from gpunb.workers.pool import Pool, Process
+from gpunb.workers.spawning import launch
 
 _RESTARTS = 5
 """Zygotes that may die within `_WINDOW` seconds before we give up starting new ones."""
@@ -66,7 +67,7 @@ class ForkSource:
         self._process = LokyProcess(
             target=zygote.main, args=(control, os.getpid()), name="gpunb-zygote"
         )
-        self._process.start()
+        launch(self._process)
         control.close()
         self._first = self._listen(ours)
         self._breed()
@@ -100,6 +101,7 @@ class ForkSource:
             return
         generation.processes[process.token] = process
         process.origin = generation
+        process.environment = self.environment
         if not self._tell(generation, ("fork", process.token), descriptors):
             del generation.processes[process.token]
             self._lost(process, "the zygote died")
@@ -121,7 +123,7 @@ class ForkSource:
         if self._process is not None:
             self._process.join(_END_WAIT)
             if self._process.exitcode is None:
-                self._process.kill()
+                system.kill(self._process.pid)
                 self._process.join(_END_WAIT)
 
     # ------------------------------------------------------------------------------------ hearing

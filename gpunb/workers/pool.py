@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gpunb.core.tasks import WorkerId
@@ -41,6 +41,7 @@ class Process:
     __slots__ = (
         "backlog",
         "channel",
+        "environment",
         "err",
         "functions",
         "gone",
@@ -73,6 +74,7 @@ class Process:
         self.gone = False
         self.reason: str | None = None
         self.functions: set[str] = set()
+        self.environment: Mapping[str, str] = {}
         self.surroundings: Any = None
         self.backlog: deque[tuple[bytes, list[Segment]]] = deque()
         self.paced: set[int] = set()

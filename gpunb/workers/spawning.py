@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
 import signal
 from collections.abc import Sequence
@@ -15,6 +16,19 @@ from gpunb.workers.pool import Pool, Process
 _END_WAIT = 3.0
 
 
+def launch(process: Any) -> None:
+    """Start a loky process, on the loop's thread."""
+    from loky.backend import resource_tracker
+
+    # Until it has a session of its own, an interrupt of the kernel's group reaches it: it inherits
+    # this mask, and lifts it itself. Starting loky's tracker would lift it here.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    process.start()
+    # When the interpreter ends, multiprocessing waits for its processes, in forks of this one too.
+    multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 class SpawnSource:
     """Starts each worker through loky: slower by about a tenth of a second, and sharing nothing."""
 
@@ -22,7 +36,6 @@ class SpawnSource:
         self._loop = loop
         self._pool = pool
         self._started: dict[int, tuple[Any, int]] = {}
-        self.environment = dict(os.environ)
         self.preloaded: dict[str, str | None] | None = None
         self.notes: list[str] = []
 
@@ -32,7 +45,7 @@ class SpawnSource:
         ends = [Connection(os.dup(each)) for each in descriptors]
         try:
             started = LokyProcess(target=child.spawned, args=(*ends, os.getpid()), name="gpunb")
-            started.start()
+            launch(started)
         except OSError as error:
             reason = f"it could not be started: {error.strerror}"
             self._loop.after(0, lambda: self._pool.gone(process, reason))
@@ -41,6 +54,7 @@ class SpawnSource:
             for each in ends:
                 each.close()
         process.origin = self
+        process.environment = dict(os.environ)
         process.pid = started.pid
         # A child of the worker may inherit the sentinel; a pidfd means the worker itself.
         end = os.pidfd_open(started.pid) if hasattr(os, "pidfd_open") else started.sentinel
@@ -53,16 +67,13 @@ class SpawnSource:
         started, _ = self._started[process.token]
         if number == signal.SIGKILL:
             system.kill_group(started.pid)
-        try:
-            os.kill(started.pid, number)
-        except ProcessLookupError:
-            pass
+        system.kill(started.pid, number)
 
     def close(self) -> None:
         for started, end in self._started.values():
             self._loop.unwatch(end)
             system.kill_group(started.pid)
-            started.kill()
+            system.kill(started.pid)
         for started, end in self._started.values():
             started.join(_END_WAIT)
             self._close(started, end)

@@ -71,6 +71,14 @@ def allow_descriptors(wanted: int) -> int:
     return limit
 
 
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may be gone, but was not reaped."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
 def kill_group(leader: int) -> None:
     """Kill a process group whose leader is alive or not yet reaped."""
     try:

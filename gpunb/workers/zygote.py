@@ -43,6 +43,7 @@ def main(control: Connection, kernel: int) -> None:
     os.setsid()
     system.set_name("gpunb-zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     sock = socket.socket(fileno=os.dup(control.fileno()))
     control.close()
     _no_terminal()
@@ -128,10 +129,7 @@ class Zygote:
     def _signal(self, pid: int, number: int) -> None:
         if number == signal.SIGKILL:
             system.kill_group(pid)
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            pass
+        system.kill(pid, number)
 
     def _fork_worker(self, token: object, descriptors: Sequence[int]) -> None:
         me = os.getpid()

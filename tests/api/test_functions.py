@@ -226,7 +226,7 @@ def test_nested_refs_stay_refs(four):
     @gpunb.remote
     def look(refs, by_name):
         assert all(isinstance(each, gpunb.ObjectRef) for each in refs)
-        return gpunb.get(refs) + [gpunb.get(by_name["x"])]
+        return [*gpunb.get(refs), gpunb.get(by_name["x"])]
 
     refs = [gpunb.put(1), same.remote(2)]
     assert get(look.remote(refs, by_name={"x": gpunb.put(3)})) == [1, 2, 3]
@@ -426,8 +426,8 @@ def test_equality_hash_and_pickling(four):
 
 def test_the_repr_says_how_it_stands(four, gate):
     holder = hold.options(num_gpus=4, name="holder").remote(gate, "holder")
-    queued = on_gpu.remote()
     gate.await_("holder")
+    queued = on_gpu.remote()
     assert repr(holder).startswith(f"<ObjectRef holder #{holder.task_id} running on GPU 0, 1, 2, 3")
     assert "queued" in repr(queued)
     gate.open()
@@ -452,8 +452,9 @@ def test_references_are_counted(four):
 
 def test_options_change_a_copy(four):
     other = on_gpu.options(num_gpus=2, name="two")
-    assert get(other.remote())[:2] == ([0, 1], "0,1")
     assert get(on_gpu.remote())[:2] == ([0], "0")
+    assert_idle()
+    assert get(other.remote())[:2] == ([0, 1], "0,1")
     assert "2 GPU" in repr(other)
     with pytest.raises(ValueError, match="max_calls"):
         on_gpu.options(max_calls=1)
@@ -583,8 +584,8 @@ def test_a_cpu_worker_is_reused(four):
 
 def test_cancel_what_is_queued(four, gate):
     holder = hold.options(num_gpus=4).remote(gate, "holder")
-    queued = on_gpu.remote()
     gate.await_("holder")
+    queued = on_gpu.remote()
     gpunb.cancel(queued)
     with pytest.raises(TaskCancelledError, match="on_gpu"):
         get(queued)
@@ -765,7 +766,8 @@ def test_accelerator_types(four):
     typed = {kind: on_gpu.options(accelerator_type=kind) for kind in ("V100", "A100")}
     assert get(typed["V100"].remote())[0] == [2]
     assert get(typed["A100"].remote())[0] == [0]
-    assert get(on_gpu.options(accelerator_type=["H100", "V100"]).remote())[0] == [2]
+    # The one before may not be gone yet.
+    assert get(on_gpu.options(accelerator_type=["H100", "V100"]).remote())[0] in ([2], [3])
     with pytest.raises(InfeasibleRequestError, match="H100"):
         on_gpu.options(accelerator_type="H100").remote()
 
@@ -860,7 +862,7 @@ def helper():
 
 
 def test_a_helper_that_is_redefined_is_seen(four):
-    uses = gpunb.remote(lambda: helper())
+    uses = gpunb.remote(lambda: helper() + 0)
     assert get(uses.remote()) == 1
     original = globals()["helper"]
     try:

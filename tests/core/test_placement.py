@@ -133,10 +133,10 @@ def test_what_is_kept_for_others() -> None:
     spare = Allocation((), UNIT, units({"port": 1}))
     place = capacity.place(ask(gpus=1, cpus=1), Kept(frozenset({0}), spare))
     assert place == Allocation((("gpu-1", UNIT),), UNIT)
-    assert capacity.place(ask(gpus=0.5), Kept(frozenset({0, 1}))) is None
-    assert capacity.place(ask(gpus=2), Kept(frozenset({0}))) is None
-    assert capacity.place(ask(cpus=2), Kept(spare=spare)) is None
-    assert capacity.place(ask(resources={"port": 1}), Kept(spare=spare)) is None
+    assert capacity.place(ask(gpus=0.5), Kept(frozenset({0, 1}), Allocation())) is None
+    assert capacity.place(ask(gpus=2), Kept(frozenset({0}), Allocation())) is None
+    assert capacity.place(ask(cpus=2), Kept(frozenset(), spare)) is None
+    assert capacity.place(ask(resources={"port": 1}), Kept(frozenset(), spare)) is None
     assert capacity.place(ask(), Kept(frozenset({0, 1}), spare)) == Allocation()
 
 

@@ -91,9 +91,9 @@ def test_a_reservation_lets_others_use_what_it_does_not_need(core: MakeWorld) ->
     large = world.fresh(ask(gpus=2))
     world.advance(11)
     world.submit()
-    kept = world.scheduler.queue.reservation
-    assert kept is not None
-    assert kept.kept.devices == {0, 2}
+    reservation = world.scheduler.queue.reservation
+    assert reservation is not None
+    assert reservation.kept.devices == {0, 2}
     small = [world.fresh(ask(gpus=0.5)) for _ in range(2)]
     assert world.waits(*small)
     world.done(busy[2])

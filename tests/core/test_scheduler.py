@@ -234,7 +234,7 @@ def test_timers_of_what_is_over_are_dropped(core: MakeWorld) -> None:
         world.now += 0.001
         world.finish(last)
         last = world.submit(timeout=100_000)
-    assert len(world.scheduler.timers.heap) < 1100
+    assert len(world.scheduler.deadlines.heap) < 1100
 
 
 # ------------------------------------------------------------------------------------------ cancel
@@ -830,4 +830,4 @@ def test_a_long_run_leaves_nothing_behind(core: MakeWorld) -> None:
     assert len(core_.workers) < 25
     assert len(core_.idle._groups) < 25
     assert len(core_.capacity._fits) <= 256
-    assert len(core_.timers.heap) < 1100
+    assert len(core_.deadlines.heap) < 1100

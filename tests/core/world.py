@@ -366,7 +366,7 @@ class World:
         assert not core._children
         assert not core._dependents
         assert not core.actors.book
-        assert not core.timers.heap
+        assert not core.deadlines.heap
         assert not list(core.idle)
         assert core._busy == 0
         for capacity in (core.capacity, core.obtainable):
@@ -577,7 +577,7 @@ def _check_turn(pumps: bool, actor: object, waiting: list[Task]) -> None:
 
 def _check_time(world: World) -> None:
     core = world.scheduler
-    timers = [timer for timer in core.timers.heap if core._matters(timer)]
+    timers = [timer for timer in core.deadlines.heap if core.deadlines.matters(timer)]
     if timers:
         assert world.wake is not None, "a time was not announced"
         assert world.wake <= min(timers)[0]

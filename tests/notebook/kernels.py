@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import re
 import time
@@ -156,7 +157,7 @@ class Kernel:
         answer = result.expressions["value"]
         assert answer["status"] == "ok", answer
         text = answer["data"]["text/plain"]
-        return eval(eval(text))  # noqa: S307 - it was made by repr(repr())
+        return eval(eval(text))
 
     def _take(self, receive: Any) -> None:
         try:
@@ -183,10 +184,9 @@ class Kernel:
 @contextlib.contextmanager
 def kernel(folder: Path, prepare: str = PREPARE, **variables: str) -> Iterator[Kernel]:
     """A kernel in a folder, after whose end no process of it is left."""
-    import os
-
     before = marked()
-    unwanted = ("CUDA_VISIBLE_DEVICES", "GPUNB_SIMULATE", "GPUNB_NUM_GPUS", "GPUNB_NUM_CPUS")
+    unwanted = {"CUDA_VISIBLE_DEVICES", "GPUNB_SIMULATE", "GPUNB_NUM_GPUS", "GPUNB_NUM_CPUS"}
+    unwanted.add("PYTEST_CURRENT_TEST")  # with it ipykernel does not capture what C code prints
     env = {name: value for name, value in os.environ.items() if name not in unwanted}
     env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), **variables}
     assert MARK in env

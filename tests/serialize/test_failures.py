@@ -302,7 +302,8 @@ def test_an_inner_error_as_a_cause():
     assert isinstance(again, TaskError)
     assert isinstance(again, KeyError)
     assert again.task == "inner (#1)"
-    assert isinstance(again.__cause__, KeyError)
+    assert isinstance(again.cause, KeyError)
+    assert again.__cause__ is again.cause
 
 
 def test_an_inner_error_without_a_cause():

@@ -73,6 +73,7 @@ def test_it_is_loaded_by_its_first_use_and_once(log):
     assert type(module) is types.ModuleType
     assert inspect.getsource(module.f) == "def f(): return value\n"
     assert isinstance(module.__loader__, importlib.machinery.SourceFileLoader)
+    assert module.__spec__.loader is module.__loader__
 
 
 def test_an_import_statement_loads_the_same_module(log):

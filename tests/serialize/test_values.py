@@ -185,6 +185,7 @@ def test_inline_buffers_stay_apart():
 def test_buffers_are_written_from_where_they_lie(monkeypatch):
     array = np.arange(100_000)
     text = b"x" * 200_000
+    room = bytearray(200_000)
     seen = []
     write = Segment.write.__func__
 
@@ -195,9 +196,9 @@ def test_buffers_are_written_from_where_they_lie(monkeypatch):
         return write(cls, buffers)
 
     monkeypatch.setattr(Segment, "write", classmethod(watched))
-    dumps([array, text])
-    assert array.__array_interface__["data"][0] in seen
-    assert np.frombuffer(text, "u1").__array_interface__["data"][0] in seen
+    dumps([array, text, room])
+    for sent in (array, np.frombuffer(text, "u1"), np.frombuffer(room, "u1")):
+        assert sent.__array_interface__["data"][0] in seen
 
 
 def test_no_copy_waits_for_the_garbage_collector():

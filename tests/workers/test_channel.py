@@ -1,0 +1,106 @@
+"""Messages between two processes, whatever their size, with descriptors beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from gpunb.objects import Segment
+from gpunb.workers import messages as msg
+from gpunb.workers.channel import PACKET, Channel, ChannelClosed, encode
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    one, other = (Channel(each) for each in Channel.pair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+def reply(size: int) -> msg.Reply:
+    return msg.Reply(1, b"x" * size)
+
+
+OVERHEAD = len(encode(reply(1000))) - 1000
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 1000, *(PACKET - OVERHEAD + i for i in range(-12, 13, 3)), 5_000_000]
+)
+def test_any_size(ends, size):
+    one, other = ends
+    one.send(reply(size))
+    message, descriptors = other.receive()
+    assert message == reply(size)
+    assert descriptors == []
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+@pytest.mark.parametrize("count", [1, 100, 250])
+def test_descriptors(ends, size, count):
+    one, other = ends
+    segments = [Segment.write([b"%d" % i])[0] for i in range(count)]
+    one.send(reply(size), segments)
+    message, descriptors = other.receive()
+    assert message == reply(size)
+    back = [Segment.adopt(each) for each in descriptors]
+    assert [bytes(each.map()) for each in back] == [b"%d" % i for i in range(count)]
+    assert not any(os.get_inheritable(each.fileno()) for each in back)
+
+
+def test_a_short_message_that_looks_spilled(ends):
+    one, other = ends
+    one.send(msg.Retired())
+    assert other.receive()[0] == msg.Retired()
+
+
+def test_a_closed_peer(ends):
+    one, other = ends
+    one.send(reply(10))
+    one.close()
+    assert other.receive()[0] == reply(10)
+    with pytest.raises(ChannelClosed):
+        other.receive()
+    with pytest.raises(ChannelClosed):
+        other.send(reply(10))
+    with pytest.raises(ChannelClosed):
+        other.send(reply(1_000_000))
+
+
+def test_a_full_or_empty_channel_does_not_block(ends):
+    import socket
+
+    one, other = ends
+    with pytest.raises(BlockingIOError):
+        other.receive(wait=False)
+    data, sent = encode(reply(50_000)), 0
+    try:
+        while True:
+            one.send_encoded(data, (), socket.MSG_DONTWAIT)
+            sent += 1
+    except BlockingIOError:
+        assert sent
+    for _ in range(sent):
+        other.receive(wait=False)
+    with pytest.raises(BlockingIOError):
+        other.receive(wait=False)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        msg.Ready(7),
+        msg.Retired(),
+        msg.Held((1, 2), -1),
+        msg.Done(1, 2, "ok", (((b"", (), (), ()), False),)),
+        msg.Request(1, 2, 3, "fetch", ((), None)),
+        msg.Shown(1, "display_data", {"data": {}}),
+    ],
+)
+def test_messages_are_the_same_again(ends, message):
+    one, other = ends
+    one.send(message)
+    assert other.receive()[0] == message

@@ -1,0 +1,426 @@
+"""Worker processes: where they come from, what they hold, and what happens when one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpunb
+from gpunb.exceptions import WorkerCrashedError
+from tests.sessions import (
+    PATIENCE,
+    alive,
+    assert_idle,
+    descriptors,
+    eventually,
+    marked,
+    running,
+    script,
+    session,
+    zombies,
+)
+
+
+@pytest.fixture(scope="module", params=["fork", "spawn"])
+def method(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def started(method: str, by_value: None) -> Iterator[None]:
+    with session(num_gpus=2, num_cpus=2, start_method=method):
+        yield
+
+
+@pytest.fixture
+def two(started: None) -> Iterator[None]:
+    yield
+    assert_idle()
+
+
+def get(refs):
+    return gpunb.get(refs, timeout=PATIENCE)
+
+
+def pool():
+    return gpunb.backend.existing().pool
+
+
+def named(name: str) -> list[int]:
+    """This run's processes of that name."""
+    found = []
+    for pid in marked():
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+@gpunb.remote
+def pid():
+    return os.getpid()
+
+
+@gpunb.remote(num_gpus=1)
+def gpu_pid():
+    return os.getpid()
+
+
+@gpunb.remote(num_gpus=1)
+def hold(path):
+    with path.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    while not path.with_suffix(".open").exists():
+        time.sleep(0.005)
+    return gpunb.get_runtime_context().attempt
+
+
+def begun(path: Path, times: int = 1) -> list[int]:
+    def pids():
+        lines = path.read_text().splitlines() if path.exists() else []
+        return len(lines) >= times and [int(each) for each in lines]
+
+    return eventually(pids, "the task has begun")
+
+
+# ------------------------------------------------------------------------------ what a worker holds
+
+
+def test_a_fresh_worker_has_loaded_little(two):
+    @gpunb.remote(num_gpus=1)
+    def loaded():
+        return sorted(
+            set(sys.modules) & {"IPython", "numpy", "ipykernel", "torch", "pynvml", "pandas"}
+        )
+
+    assert get(loaded.remote()) == []
+
+
+def test_a_worker_has_only_its_own_descriptors(two):
+    @gpunb.remote(num_gpus=1)
+    def sockets():
+        links = []
+        for each in os.listdir("/proc/self/fd"):
+            try:
+                links.append(os.readlink(f"/proc/self/fd/{each}"))
+            except OSError:
+                continue
+        return [link for link in links if link.startswith("socket")]
+
+    assert len(get(sockets.remote())) == 1
+
+
+def test_a_worker_leads_a_session_of_its_own(two):
+    @gpunb.remote
+    def ids():
+        return os.getpid(), os.getsid(0), os.getpgid(0)
+
+    process, leader, group = get(ids.remote())
+    assert process == leader == group
+
+
+def test_standbys_are_not_shared(two):
+    pids = [get(gpu_pid.remote()) for _ in range(6)] + [get(pid.remote())]
+    assert len(set(pids)) == 7
+
+
+def test_an_interrupt_of_the_kernels_group_does_not_reach_workers(two, tmp_path):
+    path = tmp_path / "pids"
+    ref = hold.remote(path)
+    begun(path)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for process in (os.getpid(), *named("gpunb-zygote"), *named("gpunb-preload")):
+            os.kill(process, signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    for process in marked():
+        assert os.getpgid(process) != os.getpgid(0), "a process is in the kernel's group"
+    path.with_suffix(".open").touch()
+    assert get(ref) == 1
+
+
+# -------------------------------------------------------------------------------- many, and leaks
+
+
+def test_three_hundred_tasks_leave_nothing(two, method):
+    count = 300 if method == "fork" else 30
+    get([gpu_pid.remote() for _ in range(4)])
+    assert_idle()
+    before = descriptors()
+    pids = get([gpu_pid.remote() for _ in range(count)])
+    assert len(set(pids)) == count
+    assert_idle()
+    assert not zombies()
+    eventually(lambda: descriptors() <= before + 8, "descriptors are left")
+    assert not any(map(alive, pids))
+
+
+# ---------------------------------------------------------------------------------------- output
+
+
+def test_output_comes_in_order(two, capsys):
+    @gpunb.remote(num_gpus=1)
+    def talk():
+        for number in range(200):
+            sys.stdout.write(f"python {number}\n")
+            if number % 50 == 0:
+                os.system(f"echo shell {number}")
+                os.write(1, b"descriptor\n")
+                subprocess.run([sys.executable, "-Sc", "print('child')"], check=True)
+        sys.stderr.write("to stderr\n")
+        sys.stdout.write("no end of line")
+
+    get(talk.remote())
+    out, err = capsys.readouterr()
+    lines = [line.partition(") ")[2] for line in out.splitlines()]
+    expected = []
+    for number in range(200):
+        expected.append(f"python {number}")
+        if number % 50 == 0:
+            expected += [f"shell {number}", "descriptor", "child"]
+    assert lines == [*expected, "no end of line"]
+    assert out.startswith("(talk pid=")
+    assert err.partition(") ")[2] == "to stderr\n"
+
+
+def test_the_output_of_a_crash_is_there(two, capsys):
+    @gpunb.remote(max_retries=0)
+    def crash():
+        sys.stdout.write("before\n")
+        sys.stderr.write("why\n")
+        os.abort()
+
+    with pytest.raises(WorkerCrashedError, match="SIGABRT(.|\n)*why"):
+        get(crash.remote())
+    out, err = capsys.readouterr()
+    assert "before" in out
+    assert "why" in err
+
+
+def test_text_that_is_no_text(two, capsys):
+    @gpunb.remote
+    def write():
+        os.write(1, b"\xff\xfe half of \xc3")
+        os.write(1, b"\xa9\n")
+
+    get(write.remote())
+    assert "half of é" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------- killings
+
+
+def test_an_idle_worker_is_killed(two):
+    process = get(pid.remote())
+    os.kill(process, signal.SIGKILL)
+    eventually(lambda: process not in [each.pid for each in pool().processes()])
+    assert get(pid.remote()) != process
+
+
+def test_a_standby_is_killed(two):
+    ready = eventually(lambda: [each for each in pool()._waiting if each.ready])
+    os.kill(ready[0].pid, signal.SIGKILL)
+    eventually(lambda: ready[0].gone)
+    assert get(gpu_pid.remote()) != ready[0].pid
+    eventually(lambda: len([each for each in pool()._waiting if each.ready]) == 2)
+
+
+def test_a_busy_worker_is_killed_and_its_task_tried_again(two, tmp_path):
+    path = tmp_path / "pids"
+    ref = hold.remote(path)
+    os.kill(begun(path)[0], signal.SIGKILL)
+    begun(path, 2)
+    path.with_suffix(".open").touch()
+    assert get(ref) == 2
+
+
+@pytest.fixture
+def forked(start):
+    start(num_gpus=2, num_cpus=2, start_method="fork")
+    eventually(lambda: gpunb.status()["preload"] is not None)
+
+
+@pytest.mark.parametrize("generation", ["gpunb-zygote", "gpunb-preload"])
+def test_a_zygote_is_killed(forked, tmp_path, generation):
+    once = hold.options(max_retries=0)
+    retried, lost = tmp_path / "retried", tmp_path / "lost"
+    refs = [hold.remote(retried), once.remote(lost)]
+    before = begun(retried) + begun(lost)
+    queued = [gpu_pid.remote() for _ in range(4)]
+    (zygote,) = named(generation)
+    os.kill(zygote, signal.SIGKILL)
+    with pytest.raises(WorkerCrashedError, match="zygote"):
+        get(refs[1])
+    begun(retried, 2)
+    retried.with_suffix(".open").touch()
+    assert get(refs[0]) == 2
+    assert len(set(get(queued))) == 4
+    assert not any(map(alive, before))
+    del refs
+    assert_idle()
+    eventually(lambda: len(named("gpunb-zygote")) == len(named("gpunb-preload")) == 1)
+
+
+def test_zygotes_that_keep_dying(forked):
+    for _ in range(8):
+        zygotes = named("gpunb-zygote")
+        if not zygotes:
+            break
+        os.kill(zygotes[0], signal.SIGKILL)
+        eventually(lambda: not alive(zygotes[0]))
+        eventually(lambda: named("gpunb-zygote") or _gave_up())
+    eventually(_gave_up)
+    with pytest.raises(WorkerCrashedError, match="no zygote"):
+        get(pid.remote())
+
+
+def _gave_up():
+    return any("zygotes died" in note for note in gpunb.status()["notes"])
+
+
+KERNEL = """
+    import gpunb, os, subprocess, sys, time
+
+    @gpunb.remote(num_gpus=1)
+    def sleep():
+        child = subprocess.Popen(["sleep", "100"])
+        daemon = subprocess.Popen(["sleep", "100"], start_new_session=True)
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(100)
+        print("begun", flush=True)
+        time.sleep(100)
+
+    if __name__ == "__main__":
+        gpunb.init(num_gpus=1, num_cpus=1, start_method={method!r}, preload={preload})
+        ref = sleep.remote()
+        idle = gpunb.get(gpunb.remote(os.getpid).remote())
+        gpunb.get(ref)
+"""
+
+
+@pytest.mark.parametrize("preload", [(), ("json",)])
+def test_the_kernel_is_killed(preload):
+    before = set(marked())
+    with running(KERNEL.format(method="fork", preload=preload)) as kernel:
+        assert "begun" in kernel.stdout.readline()
+        left = set(marked()) - before - {kernel.pid}
+        assert len(left) >= 6
+        kernel.kill()
+        killed = time.monotonic()
+        eventually(lambda: not any(map(alive, left)), "all are gone", within=5)
+        assert time.monotonic() - killed < 3
+    assert set(marked()) <= before
+
+
+def test_the_kernel_exits_with_work_in_flight():
+    before = set(marked())
+    with running(
+        KERNEL.format(method="fork", preload=()).replace("gpunb.get(ref)", "sys.stdin.readline()")
+    ) as kernel:
+        assert "begun" in kernel.stdout.readline()
+        kernel.stdin.write("\n")
+        kernel.stdin.flush()
+        assert kernel.wait(PATIENCE) == 0
+        assert kernel.stderr.read() == ""
+    eventually(lambda: set(marked()) <= before, "all are gone", within=3)
+
+
+# ---------------------------------------------------------------------------------------- preload
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "noted"),
+    [
+        ("raise RuntimeError('broken module')", "RuntimeError: broken module"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(99,)).start()",
+            "1 thread started by an import",
+        ),
+        ("import os; os._exit(3)", "died twice"),
+    ],
+    ids=["raises", "exits", "starts a thread", "ends the process"],
+)
+def test_a_bad_preload(start, modules, source, noted):
+    (modules / "bad_preload.py").write_text(source)
+    start(num_gpus=1, preload=["bad_preload", "json"])
+    notes = eventually(lambda: gpunb.status()["notes"])
+    assert noted in notes[0]
+    assert "preload" in notes[0]
+    assert get([gpu_pid.remote() for _ in range(3)])
+    assert_idle()
+
+
+def test_a_preload_that_is_missing(start):
+    start(num_gpus=1, preload=["no_such_module", "json"])
+    facts = eventually(lambda: gpunb.status()["preload"])
+    assert facts["json"] is None
+    assert "ModuleNotFoundError" in facts["no_such_module"]
+    assert get(gpu_pid.remote())
+
+
+def test_a_preload_is_there_in_workers(start, modules):
+    (modules / "good_preload.py").write_text("import os\npid = os.getpid()\n")
+    start(num_gpus=1, preload=["good_preload"])
+    eventually(lambda: gpunb.status()["preload"])
+
+    @gpunb.remote(num_gpus=1)
+    def look():
+        was_there = "good_preload" in sys.modules
+        import good_preload
+
+        return was_there, good_preload.pid != os.getpid()
+
+    # The standbys of the first generation may be used up first.
+    eventually(lambda: get(look.remote()) == (True, True))
+
+
+def test_a_slow_preload_holds_nobody_up(start, modules):
+    (modules / "slow_preload.py").write_text("import time\ntime.sleep(60)\n")
+    start(num_gpus=1, preload=["slow_preload"])
+    assert get(gpu_pid.remote())
+    assert gpunb.status()["preload"] is None
+
+
+def test_a_preload_after_which_children_hang():
+    done = script(
+        """
+        import os, time
+        from gpunb.workers import zygote
+        print(zygote._unsafe())
+        os.register_at_fork(after_in_child=lambda: time.sleep(60))
+        zygote._TRIAL = 0.1
+        print(zygote._unsafe())
+        """
+    )
+    assert done.stdout.splitlines() == ["None", "a trial child did not end within 0.1 s"], done
+
+
+def test_numpy_draws_differ(start):
+    start(num_gpus=1, preload=["numpy"])
+    eventually(lambda: gpunb.status()["preload"])
+
+    @gpunb.remote(num_gpus=0.25)
+    def draw():
+        import numpy
+
+        return float(numpy.random.rand())
+
+    assert len({get(draw.remote()) for _ in range(6)}) == 6

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.core.magic_arguments import argument, magic_arguments
 
 from gpunb import api
 from gpunb.core.options import Options
@@ -69,8 +71,9 @@ class GpuMagics(Magics):
                 )
             return StatusView(api.status())
         expanded = self.shell.var_expand(line) if ("{" in line or "$" in line) else line
-        arguments = parse_argstring(self.gpu, expanded)
         try:
+            # Not IPython's own way, which keeps quotes.
+            arguments = self.gpu.parser.parse_args(shlex.split(expanded))
             options = _options(arguments)
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%gpu: {error}") from None
@@ -108,11 +111,13 @@ def _number(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError(
             f"{text!r} is not a share: write a part of one GPU such as 0.5, a whole number of "
             "GPUs, or an amount of memory such as 10GiB"
-        ) from None
-    return int(number) if number == int(number or 0) else number
+        )
+    return int(number) if number == int(number) else number
 
 
 def _pair(text: str) -> tuple[str, str]:

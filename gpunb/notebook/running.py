@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpunb import api, backend, serialize
 from gpunb.backend import Call, ObjectId
 from gpunb.core.options import Options
 from gpunb.exceptions import GpunbError, TaskCancelledError, TaskError
-from gpunb.notebook.output import DONE, Foreground, relay
+from gpunb.notebook.output import DONE, Foreground, Item, relay
 from gpunb.notebook.shipping import incoming, outgoing
 from gpunb.refs import value_of
 from gpunb.workers.cells import Ending, holds_group
 
 GRACE = 5.0
 """Seconds after Stop that a cell has to end by itself, before its process is killed."""
+
+STOP: Item = ("stop", "", {})
 
 
 def run(
@@ -48,19 +53,20 @@ def run(
     sink = Foreground()
     spec = options.spec(name, "cell")
     current = backend.current()
-    try:
-        call = Call(spec, b"", arguments, kind="cell", sink=sink)
-        obj = current.submit(call)[0]
-    except GpunbError as error:
-        raise _short(error) from None
-    try:
-        interrupted = _follow(shell, current, obj, sink)
-        outcome = current.fetch([obj], 0)[0]
-    except BaseException:  # a cell that nobody waits for must not go on
-        current.cancel(obj, force=True, recursive=True)
-        raise
-    finally:
-        current.drop(obj)
+    call = Call(spec, b"", arguments, kind="cell", sink=sink)
+    with _stops(sink):
+        try:
+            obj = current.submit(call)[0]
+        except GpunbError as error:
+            raise _short(error) from None
+        try:
+            interrupted = _follow(shell, current, obj, sink)
+            outcome = current.fetch([obj], 0)[0]
+        except BaseException:  # a cell that nobody waits for must not go on
+            current.cancel(obj, force=True, recursive=True)
+            raise
+        finally:
+            current.drop(obj)
     if outcome.failed:
         raise _failure(value_of, outcome, name, interrupted)
     try:
@@ -75,26 +81,42 @@ def run(
         raise raised
 
 
+@contextlib.contextmanager
+def _stops(sink: Foreground) -> Iterator[None]:
+    """Make of Stop an item among the job's output: it hits no line of ours, and none is lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals do not come here
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: sink.queue.put(STOP))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+
+
 def _follow(shell: Any, current: backend.Backend, obj: ObjectId, sink: Foreground) -> bool:
-    """Relay the job's output until it is over. Stop goes to the worker, and then once more."""
+    """Relay the job's output until it is over. The first Stop interrupts it, the second kills it.
+
+    Returns whether there was one.
+    """
     current.notify(obj, sink.done)
     deadline: float | None = None
     while True:
         try:
             wait = None if deadline is None else max(0.0, deadline - time.monotonic())
             item = sink.queue.get(timeout=wait)
-            if item is DONE:
-                return deadline is not None
-            relay(shell, *item)
         except queue.Empty:
+            item = STOP
+        if item is DONE:
+            return deadline is not None
+        if item is not STOP:
+            relay(shell, *item)
+            continue
+        if deadline is None:
+            current.interrupt(obj)
+        else:
             current.cancel(obj, force=True, recursive=True)
-            deadline = time.monotonic() + GRACE
-        except KeyboardInterrupt:
-            if deadline is None:
-                current.interrupt(obj)
-            else:
-                current.cancel(obj, force=True, recursive=True)
-            deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + GRACE
 
 
 def _failure(

@@ -78,6 +78,7 @@ def outgoing(
         outputs=outputs,
         sources=_sources(shell, files | more_files),
         flags=shell.compile.flags,
+        filters=tuple(warnings.filters),
         colors=shell.colors,
         xmode=shell.InteractiveTB.mode,
         interactivity=shell.ast_node_interactivity,

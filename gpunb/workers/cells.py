@@ -12,7 +12,8 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,7 @@ class Cell:
         outputs: names to bring home, and no others; None for all.
         sources: of the cells whose functions come along: (number, text) by file name.
         flags: of the compiler, for what was imported from ``__future__``.
+        filters: of warnings, as the notebook has set them.
         colors: how tracebacks are coloured, as the kernel's shell has it.
         xmode: how long they are.
         interactivity: the kernel's ``ast_node_interactivity``.
@@ -59,6 +61,7 @@ class Cell:
     outputs: tuple[str, ...] | None = None
     sources: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     flags: int = 0
+    filters: Sequence[Any] = ()
     colors: str = "neutral"
     xmode: str = "Context"
     interactivity: str = "last_expr"
@@ -253,8 +256,23 @@ def prepare() -> Shell:
         )
         shell.traceback_lines = []
         sys.modules["__main__"] = main
+        for event in ("pre_execute", "pre_run_cell"):
+            # They do nothing for us, and an interrupt that comes while they run would be lost.
+            shell.events.callbacks[event].clear()
+        _rehearse(shell)
         _shell = shell
     return _shell
+
+
+def _rehearse(shell: Shell) -> None:
+    """Run a cell and fail in one: what IPython imports and compiles for that takes a fresh worker
+    longer than most cells do."""
+    for text in ("pass", "0 / 0"):
+        shell.run_cell(text, store_history=False)
+    shell.traceback_lines = []
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
 
 
 def run(arguments: Payload, show: Show, label: str) -> Payload:
@@ -310,6 +328,8 @@ def _dress(shell: Shell, cell: Cell) -> None:
     shell.compile.text, shell.compile.name = cell.source, cell.name
     for name, (number, text) in cell.sources.items():
         remember(shell.compile, name, number, text)
+    warnings.resetwarnings()
+    warnings.filters.extend(cell.filters)  # type: ignore[attr-defined]
     try:
         shell.colors = cell.colors
         shell.InteractiveTB.set_mode(mode=cell.xmode)
@@ -358,7 +378,6 @@ def _ending(
     if missing and error is None:
         error = NameError(f"--out asks for {', '.join(missing)}, which the cell did not bind")
         lines = (f"NameError: {error}",)
-    failure = serialize.dump_failure(error, task=label) if error is not None else None
     if _Hook.shown and error is None:
         wanted[LAST] = _Hook.value
     modules = {
@@ -374,7 +393,11 @@ def _ending(
         if name not in names and (cell.outputs is None or name in cell.outputs)
     )
 
-    def packed(kept: tuple[tuple[str, str], ...] = ()) -> Payload:
+    def packed(
+        error: BaseException | None,
+        lines: tuple[str, ...],
+        kept: tuple[tuple[str, str], ...] = (),
+    ) -> Payload:
         ending = Ending(
             modules=modules,
             same=same,
@@ -382,16 +405,21 @@ def _ending(
             changed=tuple(changed),
             kept=kept,
             shown=_Hook.shown and error is None and LAST not in dict(kept),
-            failure=failure,
+            failure=serialize.dump_failure(error, task=label) if error is not None else None,
             traceback=lines,
             flags=shell.compile.flags,
         )
         return serialize.dumps((ending, values), what="names of the cell")
 
     try:
-        return packed()
+        return packed(error, lines)
     except Exception:  # something among them cannot be pickled; the rest still goes home
-        return packed(_leave_behind(values, strict=cell.outputs is not None))
+        kept = _leave_behind(values)
+    asked = [f"--out {name}: {reason}" for name, reason in kept if cell.outputs and name != LAST]
+    if asked and error is None:
+        error = TypeError("; ".join(asked))
+        lines = (f"TypeError: {error}",)
+    return packed(error, lines, kept)
 
 
 def _same(
@@ -402,15 +430,13 @@ def _same(
     return {name: there[id(value)] for name, value in wanted.items() if id(value) in there}
 
 
-def _leave_behind(values: dict[str, Any], *, strict: bool) -> tuple[tuple[str, str], ...]:
+def _leave_behind(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """Take out of the values what cannot be pickled, and say why."""
     kept = []
     for name in list(values):
         try:
             serialize.dumps(values[name], what=name)
         except Exception as reason:
-            if strict and name != LAST:
-                raise TypeError(f"--out {name}: {reason}") from None
             kept.append((name, str(reason)))
             del values[name]
     return tuple(kept)

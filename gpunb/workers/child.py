@@ -115,6 +115,7 @@ class Worker:
         _reseed()
         self._rehearse()
         signal.signal(signal.SIGINT, self.on_interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         backend.install(self._remote)
         try:
             self._channel.send(msg.Ready(os.getpid()))
@@ -363,4 +364,8 @@ def spawned(channel: Any, out: Any, err: Any, interrupts: Any, kernel: int) -> N
     """As `main`, in a new interpreter of its own; the arguments are connections."""
     system.die_with_parent(kernel)
     own_streams()
-    main(*(os.dup(each.fileno()) for each in (channel, out, err, interrupts)))
+    connections = (channel, out, err, interrupts)
+    descriptors = [os.dup(each.fileno()) for each in connections]
+    for each in connections:
+        each.close()
+    main(*descriptors)

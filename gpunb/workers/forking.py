@@ -47,7 +47,7 @@ class ForkSource:
         self._process: Any = None
         self._deaths: list[float] = []
         self._stillborn = 0
-        self._closed = False
+        self._generations: set[_Generation] = set()
         self.environment: dict[str, str] = {}
         self.preloaded: dict[str, str | None] | None = None
         self.notes: list[str] = []
@@ -82,6 +82,7 @@ class ForkSource:
 
     def _listen(self, sock: socket.socket) -> _Generation:
         generation = _Generation(sock)
+        self._generations.add(generation)
         self._loop.watch(sock.fileno(), lambda: self._heard(generation))
         return generation
 
@@ -115,16 +116,21 @@ class ForkSource:
 
     def close(self) -> None:
         """End the zygotes; they end the workers and what these left."""
-        self._closed = True
-        for generation in (self._second, self._first):
-            if generation is not None:
-                self._loop.unwatch(generation.sock.fileno())
-                generation.sock.close()
-        if self._process is not None:
-            self._process.join(_END_WAIT)
-            if self._process.exitcode is None:
-                system.kill(self._process.pid)
-                self._process.join(_END_WAIT)
+        for generation in list(self._generations):
+            self._forget(generation)
+        if self._process is not None and not self._reaped():
+            system.kill(self._process.pid)
+            self._reaped()
+
+    def _reaped(self) -> bool:
+        """Wait a while for the first zygote's end. Not by `join`, which waits for everybody who has
+        inherited the pipe that loky made."""
+        deadline = time.monotonic() + _END_WAIT
+        while self._process.exitcode is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
 
     # ------------------------------------------------------------------------------------ hearing
 
@@ -170,38 +176,43 @@ class ForkSource:
         self._pool.renew()
 
     def _drop(self, generation: _Generation) -> None:
+        self._forget(generation)
+        self._second = None
+
+    def _forget(self, generation: _Generation) -> None:
+        self._generations.discard(generation)
         self._loop.unwatch(generation.sock.fileno())
         generation.sock.close()
-        self._second = None
 
     # --------------------------------------------------------------------------------------- ends
 
     def _died(self, generation: _Generation) -> None:
         """A zygote is gone, and with it, by the kernel's hand, the workers it forked."""
-        self._loop.unwatch(generation.sock.fileno())
-        generation.sock.close()
-        if self._closed:
-            return
+        self._forget(generation)
         lost, generation.processes = list(generation.processes.values()), {}
-        now = time.monotonic()
-        self._deaths = [each for each in self._deaths if each > now - _WINDOW] + [now]
-        hopeless = len(self._deaths) > _RESTARTS
         if generation is self._second:
             self._second = None
             self._stillborn += not generation.served
             if self._stillborn > 1:  # the first one goes on serving
                 self.notes.append("preload: not used, the process that imported it died twice")
-            elif self._first is not None and not hopeless:
+            elif self._worth_another():
                 self._breed()
-        else:
-            self._first = None
-            self._process.join(_END_WAIT)
-            if not hopeless:
+        elif generation is self._first:
+            self._first = self._second = None  # the second ends with it, and is heard of later
+            self._reaped()
+            if self._worth_another():
                 self._launch()
-        if hopeless:
-            self.notes.append(f"{len(self._deaths)} zygotes died within {_WINDOW:g} s")
+        self._pool.renew()  # the standbys that it forked are of no use any more
         for process in lost:
             self._await(process, "it was killed when its zygote died")
+
+    def _worth_another(self) -> bool:
+        now = time.monotonic()
+        self._deaths = [each for each in self._deaths if each > now - _WINDOW] + [now]
+        if len(self._deaths) <= _RESTARTS:
+            return True
+        self.notes.append(f"{len(self._deaths)} zygotes died within {_WINDOW:g} s")
+        return False
 
     def _await(self, process: Process, reason: str) -> None:
         """Without a zygote to tell of it, watch the process itself until it is gone."""

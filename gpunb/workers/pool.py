@@ -31,7 +31,7 @@ large pieces."""
 
 CHUNK = 1 << 20
 _PIPE = 1 << 16
-_REFILL_DELAY = 0.004
+_REFILL_DELAY = 0.1
 _RETRY = 1.0
 
 
@@ -214,10 +214,6 @@ class Pool:
         if process is not None:
             self.send(process, msg.Retired(), [])
 
-    def finished(self) -> None:
-        """A worker is done with its last task: now is a good time to start another."""
-        self._refill()
-
     def renew(self) -> None:
         """Replace the standbys: better ones can be had now."""
         old, self._waiting = self._waiting, deque()
@@ -236,7 +232,8 @@ class Pool:
     # ----------------------------------------------------------------------------------- standbys
 
     def _refill_soon(self) -> None:
-        """At once if a task may wait for it, else when the worker just handed over has begun."""
+        """At once if the next task would wait for it. Else when a worker has gone, because to
+        fork now would hold up the one that was just handed over, and its end."""
         if not self._waiting:
             self._refill()
         elif not self._refilling:
@@ -363,6 +360,7 @@ class Pool:
         if process.worker is not None and not self._closed:
             del self._workers[process.worker]
             self._listener.exited(process, process.reason)
+            self._refill()
 
     def _heard_rest(self, process: Process) -> None:
         """Receive what a process sent before it went; a descendant may still hold its end."""

@@ -6,6 +6,7 @@ import multiprocessing.process
 import os
 import signal
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,10 +19,8 @@ _END_WAIT = 3.0
 
 def launch(process: Any) -> None:
     """Start a loky process, on the loop's thread."""
-    from loky.backend import resource_tracker
-
     # Until it has a session of its own, an interrupt of the kernel's group reaches it: it inherits
-    # this mask, and lifts it itself. Starting loky's tracker would lift it here.
+    # this mask, and lifts it itself. loky starts multiprocessing's tracker, which would lift it here.
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     process.start()

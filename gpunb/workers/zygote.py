@@ -88,17 +88,16 @@ class Zygote:
         """Until the kernel or the first generation is gone; then end everything."""
         gc.collect()
         gc.freeze()
+        own = (self._sock.fileno(), self._parent)
         while True:
-            for descriptor, _ in self._poll.poll():
-                if descriptor == self._sock.fileno():
-                    if not self._request():
-                        self._end()
-                        return
-                elif descriptor == self._parent:
-                    self._end()
-                    return
-                else:
+            events = [descriptor for descriptor, _ in self._poll.poll()]
+            # A device is free when its worker is gone: that goes before forking another.
+            for descriptor in events:
+                if descriptor not in own:
                     self._gone(descriptor)
+            if self._parent in events or (own[0] in events and not self._request()):
+                self._end()
+                return
 
     def _tell(self, *answer: Any) -> None:
         try:

@@ -29,7 +29,7 @@ MACHINES = [
     machine(gpus=1, cpus=1),
     machine(gpus=2, cpus=2, resources={"port": 1}),
     machine(gpus=3, cpus=1),
-    machine(gpus=[("A100", 40), ("V100", 16)], cpus=2, resources={"port": 2}),
+    machine(gpus=[("A100", 48), ("V100", 16)], cpus=2, resources={"port": 2}),
     machine(gpus=0, cpus=2),
 ]
 DEMANDS = [
@@ -42,7 +42,7 @@ DEMANDS = [
     ask(),
     ask(gpus=0.3, resources={"port": 1}),
     ask(cpus=1, resources={"port": 1}),
-    ask(memory=10),
+    ask(memory=7),
     ask(gpus=1, types=("V100", "A100")),
     ask(gpus=1, cpus=1, resources={"port": 1}),
 ]

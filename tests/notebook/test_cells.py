@@ -28,8 +28,9 @@ DIFFERENCES = {
 """Snippets that differ from a plain cell for now, with the reason."""
 
 LOOK = r"""
-import types
+import types, warnings
 own = set()
+filters = warnings.filters[:]
 def names():
     hidden = shell.user_ns_hidden.keys() | own | {"__annotations__", "__warningregistry__"}
     return {name: f"module {each.__name__}" if isinstance(each, types.ModuleType) else repr(each)
@@ -39,6 +40,8 @@ def forget():
     for name in names():
         del shell.user_ns[name]
     shell.compile.reset_compiler_flags()
+    warnings.resetwarnings()
+    warnings.filters.extend(filters)
 own |= names().keys()
 """
 """Run in a namespace of its own, so that cells may shadow what they like."""
@@ -118,12 +121,10 @@ def _seen(result: Result, names: dict[str, str], after: Any) -> dict[str, Any]:
 
 def run(cell: Kernel, snippet: Snippet, first: str) -> dict[str, Any]:
     """What can be seen of a snippet that begins with this line."""
-    cell.ok("_look['forget']()")
-    if snippet.before:
-        cell.ok(snippet.before)
+    cell.ok(f"_look['forget']()\n{snippet.before}")
     result = cell(f"{first}{snippet.body}")
-    after = cell.value(f"repr(({snippet.after}))") if snippet.after else None
-    return _seen(result, cell.value("_look['names']()"), after)
+    after, names = cell.value(f"(repr(({snippet.after})), _look['names']())")
+    return _seen(result, names, after)
 
 
 def compare(cell: Kernel, snippet: Snippet) -> tuple[dict[str, Any], dict[str, Any]]:

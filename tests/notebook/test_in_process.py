@@ -1,0 +1,122 @@
+"""%%gpu in a plain InteractiveShell in this process, without a kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+import gpunb
+from gpunb.notebook import running
+from tests.sessions import assert_idle, session
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Any]:
+    config = Config()
+    config.HistoryManager.enabled = False
+    InteractiveShell.clear_instance()
+    made = InteractiveShell.instance(config=config)
+    made.colors = "nocolor"
+    with session(num_gpus=1, preload=None):
+        made.run_line_magic("load_ext", "gpunb")
+        yield made
+        assert_idle()
+        made.run_line_magic("unload_ext", "gpunb")
+    InteractiveShell.clear_instance()
+
+
+def run(shell: Any, code: str) -> tuple[Any, str]:
+    """The result of a cell, and what it wrote to standard output."""
+    with capture_output() as captured:
+        result = shell.run_cell(code, store_history=True)
+    return result, captured.stdout
+
+
+def test_names_output_and_result(shell: Any) -> None:
+    shell.user_ns["a"] = [1]
+    result, text = run(shell, "%%gpu\na.append(2)\nb = len(a)\nprint('printed')\na")
+    assert result.success
+    assert (shell.user_ns["a"], shell.user_ns["b"]) == ([1, 2], 2)
+    assert "printed" in text
+    assert "[1, 2]" in text
+    assert shell.user_ns["_"] == [1, 2]
+
+
+def test_error(shell: Any) -> None:
+    result, text = run(shell, "%%gpu\nx = 5\n1 / 0")
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert shell.user_ns["x"] == 5
+    assert "line 3" in text
+    assert "gpunb/" not in text
+
+
+def test_syntax_error(shell: Any) -> None:
+    result, text = run(shell, "%%gpu\nx = = 5")
+    assert not result.success
+    assert "line 2" in text
+
+
+def test_functions_at_home(shell: Any) -> None:
+    run(shell, "%%gpu\ndef f(): return later")
+    shell.user_ns["later"] = 7
+    assert shell.user_ns["f"]() == 7
+    assert shell.user_ns["f"].__globals__ is shell.user_ns
+
+
+def test_status(shell: Any) -> None:
+    result, text = run(shell, "%gpu")
+    assert "GPU" in text
+    assert result.result.facts["devices"]
+
+
+def test_usage(shell: Any) -> None:
+    result, _ = run(shell, "%%gpu --wrong\npass")
+    assert type(result.error_in_exec).__name__ == "UsageError"
+    with capture_output() as captured:
+        shell.run_cell("%gpu?")
+    assert "--timeout" in captured.stdout + str(captured.outputs)
+
+
+def test_from_another_thread(shell: Any) -> None:
+    outcome = []
+
+    def work() -> None:
+        shell.run_cell_magic("gpu", "0", "from_thread = 3")
+        outcome.append(shell.user_ns["from_thread"])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert outcome == [3]
+
+
+@pytest.mark.parametrize("delay", [0.001 * each for each in range(0, 20, 2)])
+def test_stop_at_any_moment_leaves_nothing_running(
+    shell: Any, delay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    stops = running._stops
+
+    @contextlib.contextmanager
+    def stopped(sink: Any) -> Iterator[None]:
+        with stops(sink):
+            timer.start()
+            yield
+
+    monkeypatch.setattr(running, "_stops", stopped)
+    monkeypatch.setattr(running, "GRACE", 30.0)
+    result, _ = run(shell, "%%gpu\nwhile True: pass")
+    timer.join()
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not gpunb.status()["running"]

@@ -1,0 +1,472 @@
+"""What a %%gpu line says, what travels, crashes, and Stop; in a real kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.notebook.kernels import Kernel, kernel
+from tests.sessions import ROOT, alive, eventually, marked
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(autouse=True)
+def idle_afterwards(cell: Kernel) -> Iterator[None]:
+    """Whatever a test did, the kernel goes on, nothing runs and all is free."""
+    yield
+    busy = (
+        "[s['running'], s['waiting']] if (s := gpunb.status())['available'] != s['total'] else []"
+    )
+    eventually(lambda: not any(cell.value(busy)), "the session is idle")
+
+
+def status(cell: Kernel) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(cell.value("__import__('json').dumps(gpunb.status())"))
+    return facts
+
+
+# ------------------------------------------------------------------------------- what %%gpu says
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("1.5", "1.5"),
+        ("-1", "-1"),
+        ("0.00001", "0.0001"),
+        ("half", "'half' is not a share"),
+        ("nan", "nan"),
+        ("inf", "inf"),
+        ("10XB", "'10XB' is not a share"),
+        ("1 2", "unrecognized arguments: 2"),
+        ("--wrong", "unrecognized arguments: --wrong"),
+        ("--timeout soon", "invalid float value: 'soon'"),
+        ("--timeout -1", "timeout"),
+        ("--retries -3", "max_retries"),
+        ("--cpus -1", "num_cpus"),
+        ("--name 'open", "No closing quotation"),
+        ("--env nothing", "--env 'nothing' must be of the form NAME=VALUE"),
+        ("--in a-b", "'a-b' is not a name"),
+        ("--in nowhere", "not bound in the notebook: nowhere"),
+        ("--out 1x", "'1x' is not a name"),
+        ("--type H9000", "H9000"),
+        ("3", "a request for 3 GPU can never be met"),
+        ("10GiB", "the devices have no known memory"),
+    ],
+)
+def test_a_bad_line_is_refused_at_once_in_one_sentence(cell: Kernel, line: str, says: str) -> None:
+    before = status(cell)["finished"][:1]
+    result = cell(f"%%gpu {line}\nprint('ran')")
+    assert result.status == "error"
+    assert not result.stdout
+    shown = result.stderr + result.traceback
+    assert says in shown
+    assert "gpunb/" not in shown
+    assert len(shown.strip().splitlines()) <= 2
+    assert status(cell)["finished"][:1] == before
+
+
+def test_too_large_a_share_is_infeasible(cell: Kernel) -> None:
+    result = cell("%%gpu 3\npass")
+    assert result.ename == "InfeasibleRequestError"
+
+
+def test_names_in_the_line_are_expanded(cell: Kernel) -> None:
+    cell.ok("share = 0.25\nwho = {'name': 'ann'}")
+    body = "c = gpunb.get_runtime_context().get_task_name(), gpunb.status()['running'][0]['gpus']"
+    assert cell.ok(f"%%gpu $share --name {{who['name']}}\n{body}\nc").value == (
+        "('ann', [[0, 0.25]])"
+    )
+
+
+def test_the_share_is_what_the_cell_sees(cell: Kernel) -> None:
+    look = "import os\n(os.environ['CUDA_VISIBLE_DEVICES'], gpunb.get_gpu_ids())"
+    assert cell.ok(f"%%gpu 0\n{look}").value == "('', [])"
+    assert cell.ok(f"%%gpu\n{look}").value == "('0', [0])"
+    assert cell.ok(f"%%gpu 2\n{look}").value == "('0,1', [0, 1])"
+    assert cell.ok(f"%%gpu -c 1 0.5\n{look}").value == "('0', [0])"
+
+
+def test_variables_for_the_worker(cell: Kernel) -> None:
+    result = cell.ok("%%gpu --env A=1 --env 'B=x=y z'\nimport os\nos.environ['A'], os.environ['B']")
+    assert result.value == "('1', 'x=y z')"
+    assert cell.value("'A' in __import__('os').environ") is False
+
+
+def test_memory_and_types_on_simulated_devices(cell: Kernel) -> None:
+    cell.ok("gpunb.shutdown()\ns = gpunb.init(num_cpus=2, simulate='1xV100:16GiB,1xA100:40GiB')")
+    try:
+        look = "gpunb.status()['running'][0]['gpus']"
+        assert cell.ok(f"%%gpu 10GiB --type A100\n{look}").value == "[[1, 0.25]]"
+        assert cell.ok(f"%%gpu 10GiB -t V100,A100\n{look}").value == "[[0, 0.625]]"
+        assert cell.ok(f"%%gpu 20GiB\n{look}").value == "[[1, 0.5]]"
+        assert cell("%%gpu 50GiB\npass").ename == "InfeasibleRequestError"
+        assert "A100" in cell.ok("%gpu").value
+    finally:
+        cell.ok("gpunb.shutdown()\ns = gpunb.init(num_cpus=2, num_gpus=2)")
+
+
+# ---------------------------------------------------------------------------------- what travels
+
+
+def test_only_the_names_asked_for_travel(cell: Kernel) -> None:
+    cell.ok("a, b = 1, 2")
+    assert cell("%%gpu --in a\nb").ename == "NameError"
+    cell.ok("%%gpu --in a,b --out c\nc = a + b\nd = 5\na = 9\ndel b")
+    assert cell.value("(a, b, c, 'd' in globals())") == (1, 2, 3, False)
+    cell.ok("%%gpu --out none\nx_none = 1")
+    assert cell.value("'x_none' in globals()") is False
+
+
+def test_a_name_to_bring_home_must_be_there(cell: Kernel) -> None:
+    result = cell("%%gpu -o there,absent\nthere = 1")
+    assert result.ename == "NameError"
+    assert "absent" in result.evalue
+    assert cell.value("there") == 1
+
+
+def test_what_cannot_be_sent_is_named_before_anything_runs(cell: Kernel) -> None:
+    cell.ok("import threading\nsome_lock = threading.Lock()\nother = 1")
+    before = status(cell)["finished"][:1]
+    result = cell("%%gpu\nprint('ran', other)\nsome_lock.acquire()")
+    assert result.stderr.startswith("UsageError: ")
+    assert "some_lock" in result.stderr
+    assert "lock" in result.stderr.replace("some_lock", "")
+    assert "--in" in result.stderr
+    assert status(cell)["finished"][:1] == before
+
+
+def test_what_cannot_come_home_stays_with_a_note(cell: Kernel) -> None:
+    result = cell.ok("%%gpu\ngen = (i for i in range(3))\nfine = [1]\nalso = {'k': 2}")
+    assert "gpunb: 'gen' stays in the worker" in result.stderr
+    assert "generator" in result.stderr
+    assert cell.value("(fine, also, 'gen' in globals())") == ([1], {"k": 2}, False)
+    result = cell("%%gpu --out gen\ngen = (i for i in range(3))")
+    assert result.ename == "TypeError"
+    assert "--out gen" in result.evalue
+    assert "gpunb/" not in result.traceback
+
+
+def test_a_value_that_cannot_come_home_is_shown(cell: Kernel) -> None:
+    result = cell.ok("%%gpu\nimport threading\nkept = 3\nthreading.Lock()")
+    assert "unlocked" in result.value
+    assert not result.stderr
+    assert cell.value("kept") == 3
+
+
+def test_an_import_costs_the_kernel_nothing_until_it_is_used(cell: Kernel) -> None:
+    assert cell.value("'mailbox' in __import__('sys').modules") is False
+    cell.ok("%%gpu\nimport mailbox\nimport json as j")
+    assert cell.value("'mailbox' in __import__('sys').modules") is False
+    assert cell.value("j is __import__('json')") is True
+    assert cell.value("mailbox.Mailbox.__name__") == "Mailbox"
+    assert cell.value("mailbox is __import__('sys').modules['mailbox']") is True
+
+
+def test_a_module_that_only_the_worker_finds(cell: Kernel) -> None:
+    cell.ok("import os\nos.makedirs('hidden', exist_ok=True)")
+    cell.ok("with open('hidden/only_there.py', 'w') as f: f.write('class A: pass')")
+    result = cell.ok("%%gpu\nimport sys\nsys.path.append('hidden')\nimport only_there\nv = 2")
+    assert "gpunb: 'only_there' stays in the worker" in result.stderr
+    assert cell.value("v") == 2
+    result = cell(
+        "%%gpu\nimport sys\nsys.path.append('hidden')\nfrom only_there import A\na = A()\na"
+    )
+    assert result.ename == "GpunbError"
+    assert "only_there" in result.evalue
+    assert "gpunb/" not in result.traceback
+
+
+def test_errors_keep_their_types_and_causes(cell: Kernel) -> None:
+    cell.ok("class Mine(Exception):\n    pass")
+    cell.ok(
+        "try:\n"
+        "    get_ipython().run_cell_magic('gpu', '', "
+        "'try:\\n    1 / 0\\nexcept ZeroDivisionError as e:\\n    raise Mine(1, [2]) from e')\n"
+        "except Mine as error:\n"
+        "    caught = error"
+    )
+    assert cell.value("(caught.args, type(caught.__cause__).__name__)") == (
+        (1, [2]),
+        "ZeroDivisionError",
+    )
+
+
+def test_a_chain_of_errors_names_the_lines(cell: Kernel) -> None:
+    result = cell("%%gpu\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    {}['k']")
+    first, second = result.traceback.split("During handling")
+    assert f"Cell In[{result.count}], line 3\n" in first
+    assert "----> 3     1 / 0" in first
+    assert f"Cell In[{result.count}], line 5\n" in second
+    assert "gpunb" not in result.traceback
+
+
+def test_functions_of_other_cells_are_shown_in_tracebacks(cell: Kernel) -> None:
+    here = cell.ok("def divide(n):\n    return n / 0")
+    there = cell.ok("%%gpu\n\ndef halve(n):\n    return divide(n)")
+    for last in (cell("halve(1)"), cell("%%gpu\nhalve(1)")):
+        assert f"Cell In[{here.count}], line 2, in divide(n)" in last.traceback
+        assert f"Cell In[{there.count}], line 4, in halve(n)" in last.traceback
+        assert "return n / 0" in last.traceback
+        assert "return divide(n)" in last.traceback
+
+
+def test_endless_recursion_is_told_briefly(cell: Kernel) -> None:
+    result = cell("%%gpu\ndef f(): return f()\nf()")
+    assert result.ename == "RecursionError"
+    assert len(result.traceback) < 5000
+
+
+def test_raw_output_keeps_its_place(cell: Kernel) -> None:
+    result = cell.ok(
+        "%%gpu\nimport os, subprocess\nprint('a')\nn = os.write(1, b'raw\\n')\nprint('b')\n"
+        "subprocess.run(['echo', 'child'])\ndisplay(1)\nprint('c')"
+    )
+    kinds = [(kind, text) for kind, text, *_ in result.outputs()]
+    assert kinds[:3] == [
+        ("stream", "a\nraw\nb\nchild\n"),
+        ("display_data", {"text/plain": "1"}),
+        ("stream", "c\n"),
+    ]
+
+
+def test_a_figure_is_a_picture(cell: Kernel) -> None:
+    result = cell.ok("%%gpu\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);")
+    assert result.displayed[0]["image/png"].startswith("iVBOR")
+    assert result.value is None
+
+
+def test_capture_around_a_cell(cell: Kernel) -> None:
+    result = cell.ok("%%capture got\n%%gpu\nprint('inside')\ndisplay(5)")
+    assert not result.messages
+    assert cell.value("(got.stdout, len(got.outputs))") == ("inside\n", 1)
+
+
+def test_the_last_value_is_kept(cell: Kernel) -> None:
+    result = cell.ok("%%gpu\n[1, 2]")
+    assert cell.value("_") == [1, 2]
+    assert cell.value(f"Out[{result.count}]") == [1, 2]
+    reprs = "get_ipython().history_manager.output_hist_reprs"
+    assert cell.value(f"{reprs}[{result.count}]") == "[1, 2]"
+
+
+def test_exit_in_a_cell_does_not_end_the_kernel(cell: Kernel) -> None:
+    cell("%%gpu\nexit()")
+    assert cell.ok("1 + 1").value == "2"
+
+
+# ----------------------------------------------------------------------------------- the magics
+
+
+def test_status_as_text_and_html(cell: Kernel) -> None:
+    cell.ok("%%gpu --name '<shown>'\npass")
+    result = cell.ok("%gpu")
+    assert "<shown>" in result.value
+    assert "GPU" in result.value
+    assert "&lt;shown&gt;" in result.result["text/html"]
+    assert "<table" in result.result["text/html"]
+    assert "UsageError" in cell("%gpu nonsense").stderr
+
+
+def test_loading_twice_reloading_and_unloading(cell: Kernel) -> None:
+    assert "already loaded" in cell.ok("%load_ext gpunb").stdout
+    cell.ok("%reload_ext gpunb")
+    assert cell.ok("%%gpu\n7").value == "7"
+    cell.ok("%unload_ext gpunb")
+    assert "not found" in cell("%%gpu\n7").stderr
+    assert "not found" in cell("%gpu").stderr
+    cell.ok("%load_ext gpunb")
+    assert cell.ok("%%gpu\n7").value == "7"
+
+
+def test_functions_print_into_the_cell_that_submitted_them(cell: Kernel) -> None:
+    cell.ok(
+        "import os\nfor each in ('go', 'gone'):\n    os.mkfifo(each)\n"
+        "@gpunb.remote(num_cpus=0)\n"
+        "def talk():\n    print('first')\n    open('go').read()\n    print('second')\n"
+        "    open('gone', 'w').close()"
+    )
+    submitting = cell.ok("ref = talk.remote()")
+    cell.shows(submitting, "first")
+    other = cell.ok("open('go', 'w').close()\nopen('gone').read()\ngpunb.get(ref)\nprint('own')")
+    cell.shows(submitting, "second")
+    lines = submitting.stdout.splitlines()
+    assert [each.rpartition(") ")[2] for each in lines] == ["first", "second"]
+    assert all(each.startswith("(talk pid=") for each in lines)
+    assert other.stdout == "own\n"
+
+
+def test_functions_that_a_cell_submits_print_into_it(cell: Kernel) -> None:
+    cell.ok("@gpunb.remote\ndef say(n):\n    print('said', n)\n    return n")
+    result = cell.ok("%%gpu\nr = gpunb.get([say.remote(i) for i in range(2)])\nr")
+    assert result.value == "[0, 1]"
+    assert "said 0" in result.stdout
+    assert "said 1" in result.stdout
+
+
+# ------------------------------------------------------------------------------ crashes, time, Stop
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("os._exit(3)", "exited with status 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        ("import ctypes\nctypes.string_at(0)", "SIGSEGV"),
+    ],
+)
+def test_a_crash_is_one_clear_error(cell: Kernel, body: str, says: str) -> None:
+    result = cell(
+        "%%gpu --name crashing\nimport os, signal, sys\nprint('out before')\n"
+        f"print('last words', file=sys.stderr)\n{body}"
+    )
+    assert result.ename == "WorkerCrashedError"
+    assert says in result.evalue
+    assert "crashing" in result.evalue
+    assert "last words" in result.evalue
+    assert result.stdout == "out before\n"
+    assert "gpunb/" not in result.traceback
+    assert "Traceback" not in result.traceback
+
+
+def test_retries_are_for_crashes(cell: Kernel) -> None:
+    body = "import os\nopen('tries', 'a').write('x')\nn = os.path.getsize('tries')\nprint('try', n)"
+    cell.ok(f"%%gpu --retries 2\n{body}\nif n < 3: os._exit(1)")
+    assert cell.value("n") == 3
+    assert cell(f"%%gpu --retries 2\n{body}\n1 / 0").ename == "ZeroDivisionError"
+    assert cell.value("n") == 4
+
+
+def test_a_timeout_names_the_seconds(cell: Kernel) -> None:
+    result = cell("%%gpu --timeout 0.3\nbefore_timeout = 1\nimport time\ntime.sleep(60)")
+    assert result.ename == "TimeoutError"
+    assert "0.3 s" in result.evalue
+    assert "gpunb/" not in result.traceback
+
+
+def test_what_a_cell_started_ends_with_it(cell: Kernel) -> None:
+    cell.ok("%%gpu\nimport subprocess\npid = subprocess.Popen(['sleep', '600']).pid")
+    pid = cell.value("pid")
+    eventually(lambda: not alive(pid), "the cell's child is gone", 2)
+
+
+# A timer says that the cell is ready, so that it is in the next line by then.
+STOPPED = """%%gpu
+import threading, time
+bound = 1
+try:
+    threading.Timer(0.1, print, ['ready']).start()
+    time.sleep(60)
+finally:
+    print('cleaning up')
+    cleaned = True
+never = 1"""
+
+
+def test_stop_interrupts_the_line_that_runs(cell: Kernel) -> None:
+    result = cell.start(STOPPED)
+    cell.shows(result, "ready")
+    cell.interrupt()
+    cell.finish(result)
+    assert (result.status, result.ename) == ("error", "KeyboardInterrupt")
+    assert f"Cell In[{result.count}], line 6" in result.traceback
+    assert "----> 6     time.sleep(60)" in result.traceback
+    assert "gpunb" not in result.traceback.replace("%%gpu", "")
+    assert result.stdout == "ready\ncleaning up\n"
+    assert cell.value("(bound, cleaned, 'never' in globals())") == (1, True, False)
+
+
+def test_stop_that_the_cell_handles(cell: Kernel) -> None:
+    result = cell.start(
+        "%%gpu\nimport time\ntry:\n    print('ready')\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    handled = 1\nhandled + 1"
+    )
+    cell.shows(result, "ready")
+    cell.interrupt()
+    assert cell.finish(result)
+    assert result.value == "2"
+    assert cell.value("handled") == 1
+
+
+def test_a_stubborn_cell_is_killed_by_the_second_stop(cell: Kernel) -> None:
+    result = cell.start(
+        "%%gpu\nimport time\nlate = 1\nwhile True:\n    try:\n        print('ready')\n"
+        "        time.sleep(60)\n    except KeyboardInterrupt:\n        print('no')"
+    )
+    cell.shows(result, "ready")
+    cell.interrupt()
+    cell.shows(result, "no")
+    cell.interrupt()
+    cell.finish(result, 5)
+    assert (result.status, result.ename) == ("error", "KeyboardInterrupt")
+    assert "was stopped" in result.evalue
+    assert cell.value("'late' in globals()") is False
+
+
+def test_stop_of_a_cell_that_waits(cell: Kernel) -> None:
+    cell.ok(
+        "import os\nos.mkfifo('hold')\n@gpunb.remote(num_gpus=2, max_retries=0)\n"
+        "def hold():\n    print('holds')\n    return open('hold').read()"
+    )
+    holding = cell.ok("ref = hold.remote()")
+    cell.shows(holding, "holds")
+    result = cell.start("print('waits')\nget_ipython().run_cell_magic('gpu', '-n w', 'w_ran = 1')")
+    cell.shows(result, "waits")
+    cell.interrupt()
+    cell.finish(result, 5)
+    assert (result.status, result.ename) == ("error", "KeyboardInterrupt")
+    assert cell.value("'w_ran' in globals()") is False
+    # What runs in the background was not touched.
+    assert [job["name"] for job in status(cell)["running"]] == ["hold"]
+    cell.ok("with open('hold', 'w') as f: f.write('done')")
+    assert cell.value("gpunb.get(ref)") == "done"
+
+
+def test_a_killed_kernel_leaves_nothing(tmp_path: Path) -> None:
+    with kernel(tmp_path) as killed:
+        body = "import subprocess\nprint('ready')\nsubprocess.run(['sleep', '600'])"
+        result = killed.start(f"%%gpu\n{body}")
+        killed.shows(result, "ready")
+
+
+# ---------------------------------------------------------------------------- without a front end
+
+
+def test_a_notebook_without_a_front_end(tmp_path: Path) -> None:
+    import nbformat
+
+    cells = [
+        "%load_ext gpunb\nimport gpunb\n_ = gpunb.init(num_gpus=1, num_cpus=1)",
+        "%%gpu 0.5\nx = 20\nprint('printed')\ndisplay('displayed')\nx + 1",
+        "print(x * 2)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
+    path = tmp_path / "small.ipynb"
+    nbformat.write(notebook, path)
+    before = marked()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path)}
+    subprocess.run(
+        [sys.executable, "-m", "jupyter", "execute", str(path), f"--output={tmp_path / 'out'}"],
+        env=env,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    done = nbformat.read(tmp_path / "out.ipynb", 4)
+    first, second, third = done.cells[1].outputs
+    assert (first.text, second.data["text/plain"]) == ("printed\n", "'displayed'")
+    assert (third.output_type, third.data["text/plain"], third.execution_count) == (
+        "execute_result",
+        "21",
+        2,
+    )
+    assert done.cells[2].outputs[0].text == "40\n"
+    eventually(lambda: marked().keys() <= before.keys(), "processes are left")

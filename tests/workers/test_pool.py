@@ -1,0 +1,226 @@
+"""Worker processes: where they come from, what they hold, and what happens when one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpunb
+from gpunb.exceptions import WorkerCrashedError
+from tests.sessions import (
+    PATIENCE,
+    alive,
+    assert_idle,
+    descriptors,
+    eventually,
+    marked,
+    session,
+    zombies,
+)
+
+
+@pytest.fixture(scope="module", params=["fork", "spawn"])
+def method(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def started(method: str, by_value: None) -> Iterator[None]:
+    with session(num_gpus=2, num_cpus=2, start_method=method):
+        yield
+
+
+@pytest.fixture
+def two(started: None) -> Iterator[None]:
+    yield
+    assert_idle()
+
+
+def get(refs):
+    return gpunb.get(refs, timeout=PATIENCE)
+
+
+def pool():
+    return gpunb.backend.existing().pool
+
+
+def named(name: str) -> list[int]:
+    """This run's processes of that name."""
+    found = []
+    for pid in marked():
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+@gpunb.remote
+def pid():
+    return os.getpid()
+
+
+@gpunb.remote(num_gpus=1)
+def gpu_pid():
+    return os.getpid()
+
+
+@gpunb.remote(num_gpus=1)
+def hold(path):
+    with path.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    while not path.with_suffix(".open").exists():
+        time.sleep(0.005)
+    return gpunb.get_runtime_context().attempt
+
+
+def begun(path: Path, times: int = 1) -> list[int]:
+    def pids():
+        lines = path.read_text().splitlines() if path.exists() else []
+        return len(lines) >= times and [int(each) for each in lines]
+
+    return eventually(pids, "the task has begun")
+
+
+# ------------------------------------------------------------------------------ what a worker holds
+
+
+def test_a_fresh_worker_has_loaded_little(two):
+    @gpunb.remote(num_gpus=1)
+    def loaded():
+        return sorted(
+            set(sys.modules) & {"IPython", "numpy", "ipykernel", "torch", "pynvml", "pandas"}
+        )
+
+    assert get(loaded.remote()) == []
+
+
+def test_a_worker_has_only_its_own_descriptors(two):
+    @gpunb.remote(num_gpus=1)
+    def sockets():
+        links = []
+        for each in os.listdir("/proc/self/fd"):
+            try:
+                links.append(os.readlink(f"/proc/self/fd/{each}"))
+            except OSError:
+                continue
+        return [link for link in links if link.startswith("socket")]
+
+    assert len(get(sockets.remote())) == 1
+
+
+def test_a_worker_leads_a_session_of_its_own(two):
+    @gpunb.remote
+    def ids():
+        return os.getpid(), os.getsid(0), os.getpgid(0)
+
+    process, leader, group = get(ids.remote())
+    assert process == leader == group
+
+
+def test_standbys_are_not_shared(two):
+    pids = [get(gpu_pid.remote()) for _ in range(6)] + [get(pid.remote())]
+    assert len(set(pids)) == 7
+
+
+# -------------------------------------------------------------------------------- many, and leaks
+
+
+def test_three_hundred_tasks_leave_nothing(two, method):
+    count = 300 if method == "fork" else 30
+    get([gpu_pid.remote() for _ in range(4)])
+    assert_idle()
+    before = descriptors()
+    pids = get([gpu_pid.remote() for _ in range(count)])
+    assert len(set(pids)) == count
+    assert_idle()
+    assert not zombies()
+    eventually(lambda: descriptors() <= before + 8, "descriptors are left")
+    assert not any(map(alive, pids))
+
+
+# ---------------------------------------------------------------------------------------- output
+
+
+def test_output_comes_in_order(two, capsys):
+    @gpunb.remote(num_gpus=1)
+    def talk():
+        for number in range(200):
+            sys.stdout.write(f"python {number}\n")
+            if number % 50 == 0:
+                os.system(f"echo shell {number}")
+                os.write(1, b"descriptor\n")
+                subprocess.run([sys.executable, "-Sc", "print('child')"], check=True)
+        sys.stderr.write("to stderr\n")
+        sys.stdout.write("no end of line")
+
+    get(talk.remote())
+    out, err = capsys.readouterr()
+    lines = [line.partition(") ")[2] for line in out.splitlines()]
+    expected = []
+    for number in range(200):
+        expected.append(f"python {number}")
+        if number % 50 == 0:
+            expected += [f"shell {number}", "descriptor", "child"]
+    assert lines == [*expected, "no end of line"]
+    assert out.startswith("(talk pid=")
+    assert err.partition(") ")[2] == "to stderr\n"
+
+
+def test_the_output_of_a_crash_is_there(two, capsys):
+    @gpunb.remote(max_retries=0)
+    def crash():
+        sys.stdout.write("before\n")
+        sys.stderr.write("why\n")
+        os.abort()
+
+    with pytest.raises(WorkerCrashedError, match=r"SIGABRT(.|\n)*why"):
+        get(crash.remote())
+    out, err = capsys.readouterr()
+    assert "before" in out
+    assert "why" in err
+
+
+def test_text_that_is_no_text(two, capsys):
+    @gpunb.remote
+    def write():
+        os.write(1, b"\xff\xfe half of \xc3")
+        os.write(1, b"\xa9\n")
+
+    get(write.remote())
+    assert "half of é" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------- killings
+
+
+def test_an_idle_worker_is_killed(two):
+    process = get(pid.remote())
+    os.kill(process, signal.SIGKILL)
+    eventually(lambda: process not in [each.pid for each in pool().processes()])
+    assert get(pid.remote()) != process
+
+
+def test_a_standby_is_killed(two):
+    ready = eventually(lambda: [each for each in pool()._waiting if each.ready])
+    os.kill(ready[0].pid, signal.SIGKILL)
+    eventually(lambda: ready[0].gone)
+    assert get(gpu_pid.remote()) != ready[0].pid
+    eventually(lambda: len([each for each in pool()._waiting if each.ready]) == 2)
+
+
+def test_a_busy_worker_is_killed_and_its_task_tried_again(two, tmp_path):
+    path = tmp_path / "pids"
+    ref = hold.remote(path)
+    os.kill(begun(path)[0], signal.SIGKILL)
+    begun(path, 2)
+    path.with_suffix(".open").touch()
+    assert get(ref) == 2

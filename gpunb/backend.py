@@ -122,7 +122,7 @@ _lock = threading.RLock()
 _current: Backend | None = None
 _start: Callable[[], Backend] | None = None
 
-_NAMES = {"local": "gpunb.runtime.local:start"}
+_NAMES = {"local": "gpunb.runtime.starting:start"}
 
 
 def load(name: str, **settings: Any) -> Backend:

@@ -66,7 +66,10 @@ def marked() -> dict[int, str]:
 def zombies() -> list[int]:
     found = []
     for each in Path("/proc/self/task").iterdir():
-        found += [int(pid) for pid in (each / "children").read_text().split()]
+        try:
+            found += [int(pid) for pid in (each / "children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # the thread has ended since
     return [pid for pid in found if not alive(pid)]
 
 

@@ -9,7 +9,6 @@ import atexit
 import functools
 import itertools
 import os
-import sys
 import threading
 import time
 import weakref
@@ -48,6 +47,7 @@ from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 from gpunb.workers import system
 from gpunb.workers.forking import ForkSource
+from gpunb.workers.launching import Launched
 from gpunb.workers.loop import Loop
 from gpunb.workers.pool import Pool, Process
 from gpunb.workers.remote import BATCH
@@ -82,6 +82,7 @@ class Local:
         *,
         preload: Sequence[str] = (),
         method: str = "fork",
+        launched: Launched | None = None,
         vendors: Sequence[str] = (),
         standbys: int = 2,
         policy: Policy | None = None,
@@ -109,7 +110,7 @@ class Local:
         self._pid = os.getpid()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(method, tuple(preload)), name="gpunb", daemon=True
+            target=self._run, args=(method, tuple(preload), launched), name="gpunb", daemon=True
         )
         self._thread.start()
         atexit.register(self.shutdown)
@@ -268,10 +269,10 @@ class Local:
 
     # ================================================================== below: the loop's thread
 
-    def _run(self, method: str, preload: Sequence[str]) -> None:
+    def _run(self, method: str, preload: Sequence[str], launched: Launched | None) -> None:
         try:
             if method == "fork":
-                self.source = ForkSource(self.loop, self.pool, preload)
+                self.source = ForkSource(self.loop, self.pool, preload, launched)
             else:
                 self.source = SpawnSource(self.loop, self.pool)
             self.pool.open(self.source)
@@ -598,10 +599,3 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def start(machine: Machine, **settings: Any) -> Local:
-    """The backend for this process."""
-    if sys.platform == "win32":
-        raise GpunbError("gpunb runs on Linux; on Windows use it inside WSL")
-    return Local(machine, **settings)

@@ -8,13 +8,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
-from gpunb.workers import system, zygote
+from gpunb.workers import launching, system
+from gpunb.workers.launching import Launched
 from gpunb.workers.loop import Loop
 from gpunb.workers.pool import Pool, Process
-from gpunb.workers.spawning import launch
 
 _RESTARTS = 5
 """Zygotes that may die within `_WINDOW` seconds before we give up starting new ones."""
@@ -36,7 +35,9 @@ class _Generation:
 class ForkSource:
     """Starts the zygote, has it preload, forks through it, and replaces it when it dies."""
 
-    def __init__(self, loop: Loop, pool: Pool, preload: Sequence[str]) -> None:
+    def __init__(
+        self, loop: Loop, pool: Pool, preload: Sequence[str], launched: Launched | None = None
+    ) -> None:
         self._loop = loop
         self._pool = pool
         self._asked = frozenset(preload)
@@ -51,25 +52,15 @@ class ForkSource:
         self.environment: dict[str, str] = {}
         self.preloaded: dict[str, str | None] | None = None
         self.notes: list[str] = []
-        self._launch()
+        self._adopt(launched or launching.zygote())
 
     # ----------------------------------------------------------------------------------- zygotes
 
-    def _launch(self) -> None:
-        """Start the first generation, and through it the second."""
-        from loky.backend.process import LokyProcess
-
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # loky hands descriptors over that are wrapped in a Connection. It runs nothing of the
-        # notebook's __main__ in the new process, unless asked to.
-        control = Connection(theirs.detach())
-        self.environment = dict(os.environ)
-        self._process = LokyProcess(
-            target=zygote.main, args=(control, os.getpid()), name="gpunb-zygote"
-        )
-        launch(self._process)
-        control.close()
-        self._first = self._listen(ours)
+    def _adopt(self, launched: Launched) -> None:
+        """Have a first generation, and through it the second."""
+        self._process = launched.process
+        self.environment = launched.environment
+        self._first = self._listen(launched.sock)
         self._breed()
 
     def _breed(self) -> None:
@@ -201,7 +192,7 @@ class ForkSource:
             self._first = self._second = None  # the second ends with it, and is heard of later
             self._reaped()
             if self._worth_another():
-                self._launch()
+                self._adopt(launching.zygote())
         self._pool.renew()  # the standbys that it forked are of no use any more
         for process in lost:
             self._await(process, "it was killed when its zygote died")

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing.process
 import os
 import signal
 from collections.abc import Sequence
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
 from gpunb.workers import child, system
+from gpunb.workers.launching import launch
 from gpunb.workers.loop import Loop
 from gpunb.workers.pool import Pool, Process
 
 _END_WAIT = 3.0
-
-
-def launch(process: Any) -> None:
-    """Start a loky process, on the loop's thread."""
-    # Until it has a session of its own, an interrupt of the kernel's group reaches it: it inherits
-    # this mask, and lifts it itself. loky starts multiprocessing's tracker, which would lift it here.
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    process.start()
-    # When the interpreter ends, multiprocessing waits for its processes, in forks of this one too.
-    multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class SpawnSource:

@@ -249,12 +249,13 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
     """Import the preload list, see whether forking is still safe, and serve."""
     system.set_name("gpunb-preload")
     problems: dict[str, str | None] = {}
-    for name in modules:
-        try:
-            importlib.import_module(name)
-            problems[name] = None
-        except BaseException as error:
-            problems[name] = f"{type(error).__name__}: {error}"
+    with threads.single():
+        for name in modules:
+            try:
+                importlib.import_module(name)
+                problems[name] = None
+            except BaseException as error:
+                problems[name] = f"{type(error).__name__}: {error}"
     child.warm_up()
     if "IPython" in sys.modules:
         importlib.import_module("gpunb.workers.cells").prepare()

@@ -1,5 +1,6 @@
 """Numerical libraries get the cores that fall to a worker."""
 
+import json
 import os
 import subprocess
 import sys
@@ -51,26 +52,55 @@ def test_an_option_of_the_task_goes_before_the_rule(monkeypatch):
     assert setup.environment["OMP_NUM_THREADS"] == "7"
 
 
-def test_a_loaded_blas_obeys():
-    script = """
-        import numpy, threadpoolctl
-        from gpunb.workers import threads
-        threads.find()
-        threads.obey({"OMP_NUM_THREADS": "3"})
-        for each in threadpoolctl.threadpool_info():
-            print(each["internal_api"], each["num_threads"])
-    """
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}
+def threads_after(script: str, **environment: str) -> dict[str, int]:
+    """The threads that each library in a new process would use."""
+    script = f"""
+import json, os, threadpoolctl
+from gpunb.workers import system, threads
+{textwrap.dedent(script)}
+found = {{each["internal_api"]: each["num_threads"] for each in threadpoolctl.threadpool_info()}}
+found["running"] = system.threads()
+found["said"] = len(os.environ.keys() & set(threads.VARIABLES))
+print(json.dumps(found))
+"""
+    clean = {name: value for name, value in os.environ.items() if name not in threads.VARIABLES}
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         check=True,
-        env=environment,
+        env={**clean, **environment},
     )
-    if "openblas" not in run.stdout:
+    facts = json.loads(run.stdout)
+    if "openblas" not in facts:
         pytest.skip("this numpy has a BLAS other than OpenBLAS")
-    assert "openblas 3" in run.stdout
+    return facts
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_loaded_blas_obeys(count):
+    facts = threads_after(f"""
+        with threads.single():
+            import numpy
+        threads.find()
+        threads.obey({{"OMP_NUM_THREADS": "{count}"}})
+    """)
+    assert (facts["openblas"], facts["running"], facts["said"]) == (count, count, 0)
+
+
+def test_a_loaded_openmp_obeys():
+    facts = threads_after("""
+        with threads.single():
+            import sklearn.cluster
+        threads.find()
+        threads.obey({"OMP_NUM_THREADS": "3"})
+    """)
+    assert (facts["openmp"], facts["openblas"]) == (3, 3)
+
+
+def test_the_zygote_loads_it_as_the_user_said():
+    facts = threads_after("with threads.single():\n    import numpy", OPENBLAS_NUM_THREADS="2")
+    assert (facts["openblas"], facts["said"]) == (2, 1)
 
 
 @pytest.mark.parametrize("text", [None, "", "many", "0", "-1"])

@@ -1,0 +1,62 @@
+"""Starting a new interpreter through loky, which runs nothing of the notebook's `__main__` in it.
+
+This module imports next to nothing, so that a session can have its zygote on its way before it
+imports itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A zygote on its way: its process, the socket to it, and the environment it inherited."""
+
+    process: Any
+    sock: socket.socket
+    environment: dict[str, str]
+
+
+def launch(process: Any) -> None:
+    """Start a loky process."""
+    from multiprocessing import resource_tracker
+
+    # Until it has a session of its own, an interrupt of the kernel's group reaches it: it inherits
+    # this mask, and lifts it itself. Starting multiprocessing's tracker, as loky does, lifts it
+    # here, so that comes first.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # When the interpreter ends, multiprocessing waits for its processes, in forks of this one too.
+    multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def zygote() -> Launched:
+    """Start a zygote."""
+    from loky.backend.process import LokyProcess
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # loky hands descriptors over that are wrapped in a Connection.
+    control = Connection(theirs.detach())
+    environment = dict(os.environ)
+    process = LokyProcess(target=boot, args=(control, os.getpid()), name="gpunb-zygote")
+    launch(process)
+    control.close()
+    return Launched(process, ours, environment)
+
+
+def boot(control: Connection, kernel: int) -> None:
+    """Be the zygote. A function of its own, because the kernel need not import what it runs."""
+    from gpunb.workers.zygote import main
+
+    main(control, kernel)

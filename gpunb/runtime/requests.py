@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpunb import serialize
 from gpunb.backend import Call, ObjectId, Outcome
 from gpunb.core import events as ev
+from gpunb.exceptions import GetTimeoutError
 from gpunb.objects import Segment
 from gpunb.runtime.store import Entry
 from gpunb.serialize import Payload
@@ -19,14 +20,14 @@ from gpunb.workers import messages as msg
 from gpunb.workers.pool import Process
 
 if TYPE_CHECKING:
-    from gpunb.runtime.local import Local
+    from gpunb.runtime.driver import Driver
 
 
 class Requests:
     """Answers each request once, unless the worker is gone by then."""
 
-    def __init__(self, runtime: Local) -> None:
-        self._runtime = runtime
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
 
     def handle(self, process: Process, request: msg.Request, segments: list[Segment]) -> None:
         taken = iter(segments)
@@ -46,14 +47,14 @@ class Requests:
                     self._wait(process, request, *request.arguments)
                 case "cancel":
                     obj, force, recursive = request.arguments
-                    self._runtime.feed(ev.CancelRequested(obj[0], force, recursive))
+                    self._driver.feed(ev.CancelRequested(obj[0], force, recursive))
                     self._reply(process, request, None)
                 case "interrupt":
-                    self._runtime.feed(ev.InterruptRequested(request.arguments[0][0]))
+                    self._driver.feed(ev.InterruptRequested(request.arguments[0][0]))
                     self._reply(process, request, None)
                 case "ask":
                     what, arguments = request.arguments
-                    self._reply(process, request, self._runtime.tell(what, *arguments))
+                    self._reply(process, request, self._driver.tell(what, *arguments))
                 case unknown:
                     raise ValueError(f"a worker asked for {unknown!r}")
         except Exception as error:
@@ -71,7 +72,7 @@ class Requests:
         wires = tuple((each.wire(), each.segment is not None) for each in payloads)
         segments = [each.segment for each in payloads if each.segment is not None]
         reply = msg.Reply(request.request, value, wires, failed)
-        self._runtime.pool.send(process, reply, segments)
+        self._driver.pool.send(process, reply, segments)
 
     def _fail(self, process: Process, request: msg.Request, error: Exception) -> None:
         self._reply(process, request, None, [serialize.dumps(error)], failed=True)
@@ -79,17 +80,20 @@ class Requests:
     def _submit(self, process: Process, request: msg.Request, arguments: Payload) -> None:
         spec, code, inputs, returns, retry, kind = pickle.loads(request.arguments[0])
         call = Call(spec, code, arguments, inputs, returns, retry, kind)
-        parent = self._runtime.jobs.get(request.task)
+        parent = self._driver.jobs.get(request.task)
         sink = parent.sink if parent is not None else None
-        results = self._runtime.accept(call, sink, request.task or None)
+        job = self._driver.admit(call, sink, request.task or None)
+        self._driver.submitted(job)
+        results = job.results
         assert process.worker is not None
-        self._runtime.store.granted(process.worker, results)
+        self._driver.store.granted(process.worker, results)
         self._reply(process, request, results)
 
     def _put(self, process: Process, request: msg.Request, payload: Payload) -> None:
-        obj = self._runtime.keep(payload)
+        obj = self._driver.keep(payload)
+        self._driver.hold_inner(payload)
         assert process.worker is not None
-        self._runtime.store.granted(process.worker, [obj])
+        self._driver.store.granted(process.worker, [obj])
         self._reply(process, request, obj)
 
     # ------------------------------------------------------------------------------------- waiting
@@ -101,7 +105,7 @@ class Requests:
         objects: Sequence[ObjectId],
         timeout: float | None,
     ) -> None:
-        store = self._runtime.store
+        store = self._driver.store
 
         def finish() -> None:
             outcomes = [store.entry(obj).outcome for obj in objects]
@@ -112,7 +116,10 @@ class Requests:
 
         def late() -> None:
             missing = sum(store.get(obj) is None for obj in objects)
-            error = self._runtime.late(missing, len(objects), timeout or 0.0)
+            error = GetTimeoutError(
+                f"{missing} of {len(objects)} results were not there after {timeout or 0:g} s; "
+                "the tasks go on"
+            )
             self._fail(process, request, error)
 
         self._when(process, request, objects, len(objects), timeout, finish, late, fail_fast=True)
@@ -126,7 +133,7 @@ class Requests:
         timeout: float | None,
     ) -> None:
         def finish() -> None:
-            store = self._runtime.store
+            store = self._driver.store
             there = [obj for obj in objects if store.get(obj) is not None]
             self._reply(process, request, there)
 
@@ -145,8 +152,8 @@ class Requests:
         fail_fast: bool = False,
     ) -> None:
         """Finish when enough is there, or be late; meanwhile the task's CPUs are lent."""
-        runtime = self._runtime
-        entries = {obj: runtime.store.entry(obj) for obj in objects}
+        driver = self._driver
+        entries = {obj: driver.store.entry(obj) for obj in objects}
         there = [each for each in entries.values() if each.outcome is not None]
         failed = fail_fast and any(each.outcome and each.outcome.failed for each in there)
         if len(there) >= count or failed:
@@ -168,7 +175,7 @@ class Requests:
                 entry.forget(callback)
             waiting.clear()
             if not process.gone:
-                runtime.feed(ev.Unblocked(request.task, request.attempt))
+                driver.feed(ev.Unblocked(request.task, request.attempt))
                 try:
                     answer()
                 except Exception as error:
@@ -179,11 +186,11 @@ class Requests:
             if next(left) <= 0 or (fail_fast and outcome is not None and outcome.failed):
                 end(finish)
 
-        runtime.feed(ev.Blocked(request.task, request.attempt))
+        driver.feed(ev.Blocked(request.task, request.attempt))
         for entry in entries.values():
             if entry.outcome is None:
                 callback = functools.partial(one, entry)
                 waiting.append((entry, callback))
                 entry.notify(callback)
         if timeout is not None:
-            runtime.loop.at(time.monotonic() + timeout, lambda: end(late))
+            driver.loop.at(time.monotonic() + timeout, lambda: end(late))

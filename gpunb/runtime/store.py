@@ -103,31 +103,26 @@ class Store:
 
     def fetch(self, objects: Sequence[ObjectId], timeout: float | None) -> list[Outcome]:
         """The outcomes when all are there, or up to and including the first that failed."""
-        outcomes: list[Outcome] = []
         entries = [self.entry(obj) for obj in objects]
-        if any(entry.outcome is None for entry in entries):
-            self._wait_all(objects, entries, timeout)
-        failed = [each.outcome for each in entries if each.outcome and each.outcome.failed]
-        if failed:
-            return failed[:1]
-        for entry in entries:
-            assert entry.outcome is not None
-            outcomes.append(entry.outcome)
-        return outcomes
-
-    def _wait_all(
-        self, objects: Sequence[ObjectId], entries: list[Entry], timeout: float | None
-    ) -> None:
         missing = {
             obj: entry for obj, entry in zip(objects, entries, strict=True) if not entry.outcome
         }
+        # One that has failed before, or just now, is not waited for, and ends the wait.
+        if missing and _first_failed(entries) is None:
+            self._wait_all(missing, len(objects), timeout)
+        failed = _first_failed(entries)
+        if failed is not None:
+            return [failed]
+        return [entry.outcome for entry in entries if entry.outcome is not None]
+
+    def _wait_all(self, missing: dict[ObjectId, Entry], total: int, timeout: float | None) -> None:
         counter = _Counter(len(missing), fail_fast=True)
         if not counter.wait(list(missing.values()), timeout):
             late = sorted(obj for obj, entry in missing.items() if entry.outcome is None)
             if late:
                 shown = ", ".join(f"#{task}" if task else "a put" for task, _ in late[:4])
                 raise GetTimeoutError(
-                    f"{len(late)} of {len(objects)} results were not there after {timeout:g} s "
+                    f"{len(late)} of {total} results were not there after {timeout:g} s "
                     f"({shown}{', ...' if len(late) > 4 else ''}); the tasks go on"
                 )
 
@@ -234,6 +229,13 @@ def _taken(waiters: list[Callable[[], None]], callback: Callable[[], None]) -> b
     except ValueError:
         return False
     return True
+
+
+def _first_failed(entries: Sequence[Entry]) -> Outcome | None:
+    for entry in entries:
+        if entry.outcome is not None and entry.outcome.failed:
+            return entry.outcome
+    return None
 
 
 def _there(entries: dict[ObjectId, Entry]) -> set[ObjectId]:

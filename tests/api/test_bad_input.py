@@ -41,7 +41,7 @@ def two(started: None) -> Iterator[None]:
 
 def ours() -> set[int]:
     """The processes that the session knows: the zygotes and its workers."""
-    pool = gpunb.backend.existing().pool
+    pool = gpunb.backend.existing().driver.pool
     known = {process.pid for process in pool.processes()}
     zygotes = {pid for pid in marked() if _comm(pid) in ("gpunb-zygote", "gpunb-preload")}
     return known | zygotes

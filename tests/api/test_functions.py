@@ -162,6 +162,17 @@ def test_get_raises_as_soon_as_one_failed(four, gate):
     assert isinstance(caught.value.cause, KeyError)
 
 
+def test_get_does_not_wait_when_one_has_failed_before(four, gate):
+    @gpunb.remote
+    def fail():
+        raise KeyError("gone")
+
+    failed, slow = fail.remote(), hold.remote(gate, 1)
+    gpunb.wait([failed])
+    with pytest.raises(KeyError):
+        get([slow, failed])
+
+
 def test_put(four):
     ref = gpunb.put({"a": [1, 2]})
     assert get(ref) == {"a": [1, 2]}

@@ -205,9 +205,8 @@ def test_calls_in_flight_are_tried_again_in_order(core: MakeWorld) -> None:
     world.exit(1, "killed by signal 11")
     assert world.running() == [actor]
     assert snapshot(world.scheduler, world.now).queued == 5
-    world.finish(actor)
-    assert world.running() == calls[:3]
-    assert [world.runs[call].attempt for call in calls[:3]] == [2, 2, 2]
+    runs = [each for each in world.finish(actor) if isinstance(each, ev.Run)]
+    assert [(run.task, run.attempt) for run in runs] == [(call, 2) for call in calls[:3]]
     world.exit(2, "killed by signal 11")
     assert [world.settled[call] for call in calls[:3]] == [crashed(actor)] * 3
     world.finish(actor)

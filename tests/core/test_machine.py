@@ -21,7 +21,7 @@ from gpunb.core.placement import refusal
 from gpunb.core.resources import Demand
 from gpunb.core.scheduler import Policy, Scheduler
 from gpunb.core.tasks import Interrupted, Raised, Report, Succeeded
-from tests.core.world import World, ask, machine
+from tests.core.world import World, acts, ask, machine
 
 EXAMPLES = os.environ.get("GPUNB_EXAMPLES")
 
@@ -217,7 +217,10 @@ class Scheduling(RuleBasedStateMachine):
             event = (ev.Blocked if shift > 0 else ev.Unblocked)(run.task, wrong)
         elif what == 3:
             event = ev.WorkerExited(900 + shift, "never started")
-        self.world.send(event)
+        task = self.world.scheduler.tasks[run.task]
+        blocked = task.blocked
+        assert acts(self.world.send(event)) == []
+        assert task.blocked == blocked
 
     @precondition(lambda self: self.mail)
     @rule(at=any_index, again=seldom)
@@ -318,7 +321,7 @@ class Scheduling(RuleBasedStateMachine):
 
 settings.register_profile(
     "core",
-    max_examples=int(EXAMPLES or 150),
+    max_examples=int(EXAMPLES or 400),
     stateful_step_count=80,
     derandomize=EXAMPLES is None,
     database=None,

@@ -386,6 +386,15 @@ def test_failures_go_down_the_chain(core: MakeWorld, report: Raised | None) -> N
     world.finish(other)
 
 
+def test_two_failures_at_once_settle_once(core: MakeWorld) -> None:
+    world = core()
+    source = world.submit()
+    left, right = world.submit(needs=[source]), world.submit(needs=[source])
+    both = world.submit(needs=[left, right])
+    world.finish(source, Raised())
+    assert world.settled[both] in (UpstreamFailed(left), UpstreamFailed(right))
+
+
 def test_a_long_chain_does_not_recurse(core: MakeWorld) -> None:
     scheduler = Scheduler(machine(cpus=1))
     spec = TaskSpec("t", ask(cpus=1))

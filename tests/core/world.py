@@ -7,6 +7,7 @@ books agree with each other.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -91,11 +92,14 @@ class World:
         self.log: list[tuple[ev.Event, float]] = []
         self.answers: list[list[ev.Decision]] = []
         self.specs: dict[TaskId, TaskSpec] = {}
-        self.constructors: set[ActorId] = set()
+        self.rules: dict[ActorId, ActorSpec] = {}
+        self.needs: dict[TaskId, set[TaskId]] = {}
         self.calls: dict[TaskId, ActorId] = {}
         self.settled: dict[TaskId, Outcome] = {}
         self.runs: dict[TaskId, ev.Run] = {}
         self.attempts: dict[TaskId, int] = {}
+        self.started: dict[TaskId, float] = {}
+        self.cancelled: set[TaskId] = set()
         self.live: dict[WorkerId, Allocation] = {}
         self.history: dict[WorkerId, list[TaskId]] = {}
         self.ending: set[WorkerId] = set()
@@ -109,19 +113,34 @@ class World:
     def send(self, event: ev.Event) -> list[ev.Decision]:
         self.log.append((event, self.now))
         self.broken = True
-        if isinstance(event, ev.TimeReached):
-            self.wake = None
-        if isinstance(event, ev.WorkerExited):
-            self._gone(event.worker)
-        if isinstance(event, ev.Finished):
-            self._ended(event)
+        kept = self._before(event)
         decisions = self.scheduler.handle(event, self.now)
         self.answers.append(decisions)
         for decision in decisions:
             self._carry_out(decision)
+        if kept is not None:
+            assert ev.Settle(kept, Succeeded()) in decisions, "a result was thrown away"
         check(self)
         self.broken = False
         return decisions
+
+    def _before(self, event: ev.Event) -> TaskId | None:
+        """What the event itself says about the world; the task whose result must be kept."""
+        match event:
+            case ev.TimeReached():
+                self.wake = None
+            case ev.WorkerExited(worker):
+                self._gone(worker)
+            case ev.CancelRequested(task):
+                self.cancelled.add(task)
+            case ev.Finished(task, attempt, worker, report):
+                run = self.runs.get(task)
+                if run and (run.attempt, run.worker) == (attempt, worker):
+                    del self.runs[task]
+                    known = self.scheduler.tasks[task]
+                    if report == Succeeded() and known.stop != "cancel" and not known.again:
+                        return task
+        return None
 
     def submit(
         self,
@@ -136,6 +155,7 @@ class World:
         demand = ask(cpus=1) if demand is None else demand
         made = TaskSpec(f"t{task}", demand, **spec)  # type: ignore[arg-type]
         self.specs[task] = made
+        self._will_need(task, needs)
         self.send(ev.Submitted(task, made, tuple(needs), parent))
         return task
 
@@ -155,8 +175,9 @@ class World:
         ident = next(self._ids)
         spec = TaskSpec(f"a{ident}", demand or Demand(), f"class {ident}", timeout=timeout)
         self.specs[ident] = spec
-        self.constructors.add(ident)
-        self.send(ev.ActorCreated(ident, spec, ActorSpec(**rules), tuple(needs), parent))
+        self.rules[ident] = ActorSpec(**rules)
+        self._will_need(ident, needs)
+        self.send(ev.ActorCreated(ident, spec, self.rules[ident], tuple(needs), parent))
         return ident
 
     def ready_actor(self, demand: Demand | None = None, **rules: int) -> ActorId:
@@ -177,8 +198,12 @@ class World:
         spec = TaskSpec(f"c{task}", Demand(), "method", timeout=timeout)
         self.specs[task] = spec
         self.calls[task] = actor
+        self._will_need(task, needs)
         self.send(ev.CallSubmitted(task, actor, spec, tuple(needs), parent))
         return task
+
+    def _will_need(self, task: TaskId, needs: Iterable[TaskId]) -> None:
+        self.needs[task] = {need for need in needs if need not in self.settled}
 
     def finish(self, task: TaskId, report: Report | None = None) -> list[ev.Decision]:
         run = self.runs[task]
@@ -261,6 +286,8 @@ class World:
                 assert worker in self.live
                 run = self.runs[task]
                 assert (run.worker, run.attempt) == (worker, attempt)
+                if isinstance(self.log[-1][0], ev.TimeReached):
+                    assert self.now >= self.started[task] + (self.specs[task].timeout or math.inf)
             case ev.Retire(worker):
                 assert worker in self.live
                 assert worker not in self.ending, "retired a worker that ends anyway"
@@ -268,6 +295,9 @@ class World:
                 self.ending.add(worker)
             case ev.Kill(worker):
                 assert worker in self.live, "killed a worker that is gone"
+                if isinstance(self.log[-1][0], ev.CancelRequested):
+                    actor = self.history[worker][0]
+                    assert actor not in self.rules or actor in self.runs, "an actor was killed"
                 self.ending.add(worker)
                 self.killed.add(worker)
             case ev.WakeAt(time):
@@ -280,9 +310,13 @@ class World:
     def _run(self, run: ev.Run) -> None:
         task, spec = run.task, self.specs[run.task]
         assert task not in self.runs, "runs twice at once"
-        assert task not in self.settled or task in self.constructors
+        assert task not in self.settled or task in self.rules
         assert run.attempt > self.attempts.get(task, 0)
+        assert run.attempt <= self._most_attempts(task), "tried too often"
+        assert task not in self.cancelled or task in self.settled, "was cancelled"
+        assert all(self.settled.get(need) == Succeeded() for need in self.needs[task])
         self.attempts[task] = run.attempt
+        self.started[task] = self.now
         if run.new:
             assert run.worker not in self.seen
             self.seen.add(run.worker)
@@ -299,12 +333,21 @@ class World:
         if run.last:
             self.ending.add(run.worker)
 
+    def _most_attempts(self, task: TaskId) -> float:
+        if task in self.rules:
+            most = self.rules[task].max_restarts
+        elif task in self.calls:
+            most = self.rules[self.calls[task]].max_task_retries
+        else:
+            most = self.specs[task].max_retries
+        return math.inf if most < 0 else most + 1
+
     def _check_reuse(self, run: ev.Run, spec: TaskSpec) -> None:
         past = [self.specs[task] for task in self.history[run.worker]]
         if run.task in self.calls:
             assert self.calls[run.task] == self.history[run.worker][0]
             return
-        assert run.task not in self.constructors, "an actor in a used worker"
+        assert run.task not in self.rules, "an actor in a used worker"
         assert not self.tasks_on(run.worker), "two tasks in one worker"
         assert not spec.fresh, "a fresh task in a used worker"
         assert {each.environment for each in past} == {spec.environment}
@@ -316,11 +359,6 @@ class World:
             calls = sum(each.function == spec.function for each in past)
             assert calls < spec.max_calls, "called too often in one worker"
             assert run.last == (calls + 1 == spec.max_calls)
-
-    def _ended(self, event: ev.Finished) -> None:
-        run = self.runs.get(event.task)
-        if run and (run.attempt, run.worker) == (event.attempt, event.worker):
-            del self.runs[event.task]
 
     def _gone(self, worker: WorkerId) -> None:
         for task in self.tasks_on(worker):
@@ -424,11 +462,32 @@ def _check_decisions(world: World) -> None:
             held[key] += units
     assert all(units <= UNIT for units in held.values()), "a device is over-subscribed"
     core = world.scheduler
-    last = world.answers[-1]
-    if any(isinstance(each, ev.Run) and each.new and each.allocation.cpus for each in last):
+    runs = [each for each in world.answers[-1] if isinstance(each, ev.Run)]
+    if any(each.new and each.allocation.cpus for each in runs):
         assert core.capacity.cpus >= 0, "more CPUs were given out than there are"
-    if any(isinstance(each, ev.Run) and each.task not in world.calls for each in last):
+    starts = [each.task for each in runs if each.task not in world.calls]
+    if starts:
         assert core._busy <= core.policy.max_workers
+    for task in starts:
+        if not world.needs[task]:
+            before = [each for each in _line_of(world, task) if each < task]
+            assert not before, "a later one of the same demand was first"
+    event = world.log[-1][0]
+    if isinstance(event, ev.KillRequested) and not event.restart:
+        workers = {each for each in world.live if world.history[each][0] == event.actor}
+        assert workers <= world.ending, "the actor lives"
+
+
+def _line_of(world: World, task: TaskId) -> list[TaskId]:
+    """Those that wait in the same line, never ran, and stood there since they were handed in."""
+    return [
+        each.id
+        for each in world.scheduler.tasks.values()
+        if each.state == "queued"
+        and not each.attempt
+        and not world.needs[each.id]
+        and each.spec.demand == world.specs[task].demand
+    ]
 
 
 def _check_capacity(core: Scheduler) -> None:
@@ -583,11 +642,10 @@ def _check_time(world: World) -> None:
         assert world.wake <= min(timers)[0]
     kinds = {(kind, ident, attempt) for _, kind, ident, attempt in timers}
     for task in core.tasks.values():
-        if task.state == "running" and task.spec.timeout is not None and task.stop != "timeout":
-            assert {
-                ("timeout", task.id, task.attempt),
-                ("overdue", task.id, task.attempt),
-            } & kinds or world.scheduler.workers[task.worker or 0].killed
+        if task.state == "running" and task.spec.timeout is not None:
+            assert task.worker is not None
+            mine = {("timeout", task.id, task.attempt), ("overdue", task.id, task.attempt)}
+            assert mine & kinds or core.workers[task.worker].killed, "may run for ever"
     for worker in core.workers.values():
         if worker.state == "leaving":
             assert ("exit", worker.id, 0) in kinds or worker.killed

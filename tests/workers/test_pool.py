@@ -48,7 +48,7 @@ def get(refs):
 
 
 def pool():
-    return gpunb.backend.existing().pool
+    return gpunb.backend.existing().driver.pool
 
 
 def named(name: str) -> list[int]:

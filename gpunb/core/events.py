@@ -16,7 +16,10 @@ from gpunb.core.tasks import ActorId, ActorSpec, Outcome, Report, TaskId, TaskSp
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A task was handed in. `needs` are the unfinished tasks whose results it takes."""
+    """A task was handed in, under an id that no task had before.
+
+    `needs` are the unfinished tasks whose results it takes.
+    """
 
     task: TaskId
     spec: TaskSpec

@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -40,6 +41,8 @@ MOST_SEGMENTS = 200
 """Of one message; the system's limit is 253 descriptors."""
 
 _EXIT_GRACE = 3.0
+_SIGNAL_DELAY = 2.0
+"""Seconds within which the signal of an interrupt comes, after its notice."""
 
 
 def main(channel: int, out: int, err: int, interrupts: int) -> NoReturn:
@@ -103,10 +106,13 @@ class Worker:
         self._channel = channel
         self._interrupts = interrupts
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._codes: dict[str, bytes] = {}
         self._gpu_ids: tuple[int | str, ...] = ()
         self._running: tuple[int, int] | None = None
         self._interrupted = False
         self._early: set[tuple[int, ...]] = set()
+        self._unsignalled = 0
+        self._expected_until = 0.0
         self._pid = os.getpid()
         self._remote = Remote(channel)
 
@@ -138,21 +144,29 @@ class Worker:
     def on_interrupt(self, number: int, frame: Any) -> None:
         """Raise in the attempt that is meant, and in no other."""
         meant = self._notices()
+        self._unsignalled -= 1
         if self._running is None:
             self._early.update(meant)  # for what is on its way to this worker
             return
         if not meant:
+            if self._unsignalled >= 0 and time.monotonic() < self._expected_until:
+                return  # its notice was read before it came
+            self._unsignalled = 0
             raise KeyboardInterrupt  # the task's own doing, or somebody's at a terminal
         if self._running in meant:
             self._interrupted = True
             raise KeyboardInterrupt
 
     def _notices(self) -> list[tuple[int, ...]]:
+        """The attempts to interrupt. For each a signal was sent too, and may be yet to come."""
         try:
             notices = os.read(self._interrupts, 4096)
         except BlockingIOError:
             return []
-        return list(INTERRUPT.iter_unpack(notices[: len(notices) // INTERRUPT.size * 16]))
+        meant = list(INTERRUPT.iter_unpack(notices[: len(notices) // INTERRUPT.size * 16]))
+        self._unsignalled = max(0, self._unsignalled) + len(meant)
+        self._expected_until = time.monotonic() + _SIGNAL_DELAY
+        return meant
 
     def _begin(self, attempt: tuple[int, int]) -> None:
         """From now on interrupts are meant for this attempt, and one may have been early."""
@@ -170,6 +184,9 @@ class Worker:
         if work.setup is not None:
             self._set_up(msg.Setup(*work.setup))
         self._interrupted = False
+        if work.code is not None:
+            # Kept now: it is sent once, and an interrupt may come before it is unpickled.
+            self._codes[work.function] = work.code
         self._remote.enter(Context(work.task, work.attempt, work.name, self._gpu_ids))
         report, results = self._attempt(work, segments)
         self._running = None
@@ -225,8 +242,9 @@ class Worker:
             return cells.run(arguments, self._remote.show, f"{work.name} (#{work.task})")
         function = self._functions.get(work.function)
         if function is None:
-            assert work.code is not None
-            function = self._functions[work.function] = pickle.loads(work.code)
+            function = pickle.loads(self._codes[work.function])
+            self._functions[work.function] = function
+            del self._codes[work.function]
         args, kwargs = serialize.loads(arguments)
         if inputs:
             values = [serialize.loads(each) for each in inputs]

@@ -17,7 +17,7 @@ def core() -> Iterator[MakeWorld]:
     """Makes worlds: ``core(gpus=2, cpus=4)``; policy settings are keywords too.
 
     Invariants are checked after every event. At the end of the test everything that still runs is
-    let finish, and then nothing may be left over.
+    let finish; then nothing may be left over, and the same events must lead to the same decisions.
     """
     worlds: list[World] = []
 
@@ -35,3 +35,4 @@ def core() -> Iterator[MakeWorld]:
     for world in worlds:
         if not world.broken:
             world.drain()
+            world.replay()

@@ -307,6 +307,14 @@ def test_a_constructor_that_fails(
     assert world.free() == [1.0]
 
 
+def test_a_call_that_needs_its_own_constructor_is_settled_once(core: MakeWorld) -> None:
+    world = core()
+    actor = world.actor()
+    call = world.call(actor, needs=[actor])
+    world.finish(actor, Raised())
+    assert world.settled[call] == UpstreamFailed(actor)
+
+
 def test_a_constructor_whose_input_fails(core: MakeWorld) -> None:
     world = core()
     source = world.submit()

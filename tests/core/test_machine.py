@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from gpunb.core import events as ev
 from gpunb.core.placement import refusal
 from gpunb.core.resources import Demand
-from gpunb.core.scheduler import Policy, Scheduler
+from gpunb.core.scheduler import Policy
 from gpunb.core.tasks import Interrupted, Raised, Report, Succeeded
 from tests.core.world import World, acts, ask, machine
 
@@ -315,8 +315,7 @@ class Scheduling(RuleBasedStateMachine):
         if world is None or world.broken:
             return
         world.drain()
-        replayed = Scheduler(world.machine, world.scheduler.policy)
-        assert [replayed.handle(event, now) for event, now in world.log] == world.answers
+        world.replay()
 
 
 settings.register_profile(
@@ -331,5 +330,5 @@ settings.register_profile(
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 120)
-class TestScheduling(Scheduling.TestCase):  # type: ignore[name-defined,misc]
+class TestScheduling(Scheduling.TestCase):
     settings = settings.get_profile("core")

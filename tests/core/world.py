@@ -382,6 +382,11 @@ class World:
         self.advance(10_000)
         self._check_empty()
 
+    def replay(self) -> None:
+        """The same events at the same times give the same decisions."""
+        scheduler = Scheduler(self.machine, self.scheduler.policy)
+        assert [scheduler.handle(event, now) for event, now in self.log] == self.answers
+
     def _drain_some(self) -> None:
         if self.runs:
             self.done(min(self.runs))

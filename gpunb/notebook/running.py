@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpunb import api, backend, serialize
+from gpunb import backend, serialize, session
 from gpunb.backend import Call, ObjectId
 from gpunb.core.options import Options
 from gpunb.exceptions import GpunbError, TaskCancelledError, TaskError
 from gpunb.notebook.output import DONE, Foreground, Item, relay
 from gpunb.notebook.shipping import incoming, outgoing
 from gpunb.refs import value_of
-from gpunb.workers.cells import Ending, holds_group
+from gpunb.workers.cells import Ending
+from gpunb.workers.shell import holds_group
 
 GRACE = 5.0
 """Seconds after Stop that a cell has to end by itself, before its process is killed."""
@@ -40,7 +41,7 @@ def run(
         UsageError, InfeasibleRequestError: it could not be handed in.
         BaseException: what the cell raised, with the traceback that IPython made in the worker.
     """
-    api.session()
+    session.current()
     number = shell.displayhook.prompt_count
     name = options.name or f"In[{number}]"
     try:

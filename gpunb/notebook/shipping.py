@@ -19,7 +19,8 @@ from gpunb.exceptions import GpunbError
 from gpunb.notebook.names import CellNames, analyse
 from gpunb.serialize import Payload
 from gpunb.serialize.functions import global_names
-from gpunb.workers.cells import LAST, SHELL_NAMES, Cell, Ending, remember
+from gpunb.workers.cells import LAST, SHELL_NAMES, Cell, Ending
+from gpunb.workers.shell import remember
 
 _NOT_DATA = SHELL_NAMES - {"_", "__", "___"}
 _UNCHANGING = (int, float, complex, str, bytes, bool, type(None), type, types.FunctionType)

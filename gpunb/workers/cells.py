@@ -6,27 +6,21 @@ is the result of the task; so is its error, because a cell that fails has bound 
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
 import threading
-import traceback
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from IPython.core.compilerop import CachingCompiler
-from IPython.core.displayhook import DisplayHook
-from IPython.core.displaypub import DisplayPublisher
-from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
-from traitlets.config import Config
+from IPython.core.interactiveshell import ExecutionResult
 
 from gpunb import backend, serialize
 from gpunb.serialize import Payload
 from gpunb.workers.changes import Fingerprints
-from gpunb.workers.child import Worker
+from gpunb.workers.shell import Compiler, Hook, Publisher, Shell, Show, prepare, remember
 
 FLUSH = 0.05
 """Seconds after which text without a line end is shown."""
@@ -104,175 +98,8 @@ SHELL_NAMES = frozenset(
 LAST = "\x00last"
 """The key, no possible name, of the last expression's value."""
 
-Show = Callable[..., None]
-
 _ELSEWHERE = object()
 """What a name is bound to that the cell may delete and does not read."""
-
-
-def remember(compiler: Any, name: str, number: int, text: str) -> None:
-    """Let tracebacks and `inspect` know a cell by the file name of its code."""
-    compiler._filename_map[name] = number  # noqa: SLF001 - there is no public way
-    lines = [f"{line}\n" for line in text.splitlines()]
-    linecache.cache[name] = len(text), None, lines, name
-
-
-class _Publisher(DisplayPublisher):
-    """Sends home what is displayed."""
-
-    show: Show
-
-    def publish(
-        self,
-        data: dict[str, Any],
-        metadata: dict[str, Any] | None = None,
-        source: Any = None,
-        *,
-        transient: dict[str, Any] | None = None,
-        update: bool = False,
-        **_: Any,
-    ) -> None:
-        kind = "update_display_data" if update else "display_data"
-        content = {"data": data, "metadata": metadata or {}, "transient": transient or {}}
-        type(self).show(kind, content)
-
-    def clear_output(self, wait: bool = False) -> None:
-        type(self).show("clear_output", {"wait": wait})
-
-
-class _Hook(DisplayHook):
-    """Sends home what the value of an expression looks like, and keeps the last one."""
-
-    show: Show
-    cell = ""
-    value: Any = None
-    shown = False
-
-    def quiet(self) -> bool:
-        return bool(self.semicolon_at_end_of_expression(type(self).cell))
-
-    def __call__(self, result: Any = None) -> None:
-        self.check_for_underscore()
-        if result is None or self.quiet():
-            return
-        data, metadata = self.compute_format_data(result)
-        self.fill_exec_result(result)
-        type(self).value, type(self).shown = result, True
-        prepare().user_ns["_"] = result
-        if data:
-            type(self).show("execute_result", {"data": data, "metadata": metadata})
-
-
-class _Compiler(CachingCompiler):
-    """Gives the cell the name by which the notebook knows it, once its functions are home."""
-
-    text = ""
-    name = ""
-
-    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        if raw_code == self.text:
-            return self.name
-        name: str = super().get_code_name(raw_code, transformed_code, number)
-        return name
-
-
-class Shell(InteractiveShell):
-    """The shell of a worker: no history, no terminal, no questions."""
-
-    traceback_lines: list[str]
-    error_shown: tuple[str, str]
-
-    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
-        self.traceback_lines = list(stb)
-        self.error_shown = etype.__name__, str(evalue)
-
-    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
-        """As IPython does, but of an interrupt show the line that it hit, not our handler."""
-        frames = sys.exc_info()[2]
-        while frames is not None and frames.tb_next is not None:
-            if frames.tb_next.tb_frame.f_code is Worker.on_interrupt.__code__:
-                frames.tb_next = None
-                break
-            frames = frames.tb_next
-        error = sys.exc_info()[1]
-        if error is not None and holds_group(error):
-            self._showtraceback(type(error), error, _plain_lines(error))
-        else:
-            super().showtraceback(*args, **kwargs)
-
-    def show_usage_error(self, exc: BaseException) -> None:
-        """The notebook's shell shows it."""
-
-    def init_sys_modules(self) -> None:
-        """Leave ``sys.modules["__main__"]`` for `_adopt_main`."""
-
-    def enable_gui(self, gui: str | None = None) -> None:
-        """There is no event loop to integrate with."""
-
-    def ask_exit(self) -> None:
-        """A cell cannot end the notebook."""
-
-
-def holds_group(error: BaseException | None) -> bool:
-    """Whether IPython would print the error by itself, because a group of errors led to it."""
-    seen = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, BaseExceptionGroup):
-            return True
-        seen.add(id(error))
-        error = error.__context__
-    return False
-
-
-def _plain_lines(error: BaseException) -> list[str]:
-    frames = error.__traceback__
-    while frames is not None and _is_shells(frames.tb_frame):
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames)).splitlines()
-
-
-def _is_shells(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == "IPython"
-
-
-_shell: Shell | None = None
-
-
-def prepare() -> Shell:
-    """Make the process's shell; in the zygote, so that a cell does not wait for it."""
-    global _shell
-    if _shell is None:
-        config = Config()
-        config.HistoryManager.enabled = False
-        config.InteractiveShell.cache_size = 0
-        main = types.ModuleType("__main__")
-        # Not as the singleton yet: a plain task should not look like a notebook to libraries.
-        shell = Shell(
-            config=config,
-            user_module=main,
-            display_pub_class=_Publisher,
-            displayhook_class=_Hook,
-            compiler_class=_Compiler,
-        )
-        shell.traceback_lines = []
-        sys.modules["__main__"] = main
-        for event in ("pre_execute", "pre_run_cell"):
-            # They do nothing for us, and an interrupt that comes while they run would be lost.
-            shell.events.callbacks[event].clear()
-        _rehearse(shell)
-        _shell = shell
-    return _shell
-
-
-def _rehearse(shell: Shell) -> None:
-    """Run a cell and fail in one: what IPython imports and compiles for that takes a fresh worker
-    longer than most cells do."""
-    for text in ("pass", "0 / 0"):
-        shell.run_cell(text, store_history=False)
-    shell.traceback_lines = []
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        if hasattr(sys, name):
-            delattr(sys, name)
 
 
 def run(arguments: Payload, show: Show, label: str) -> Payload:
@@ -281,7 +108,7 @@ def run(arguments: Payload, show: Show, label: str) -> Payload:
     kinds: list[Any] = list(Shell._walk_mro())  # noqa: SLF001
     for kind in kinds:  # as `instance()` does
         kind._instance = shell  # noqa: SLF001
-    _Publisher.show = _Hook.show = staticmethod(_in_order(show))
+    Publisher.show = Hook.show = staticmethod(_in_order(show))
     names = shell.user_ns
     cell, values = serialize.loads(arguments, namespace=names)
     for name, module in cell.modules.items():
@@ -323,7 +150,7 @@ def _dress(shell: Shell, cell: Cell) -> None:
     """Take over how the notebook shows things."""
     shell.execution_count = cell.number
     shell.ast_node_interactivity = cell.interactivity
-    assert isinstance(shell.compile, _Compiler)
+    assert isinstance(shell.compile, Compiler)
     shell.compile.flags = cell.flags
     shell.compile.text, shell.compile.name = cell.source, cell.name
     for name, (number, text) in cell.sources.items():
@@ -342,13 +169,13 @@ def _dress(shell: Shell, cell: Cell) -> None:
 
 
 def _execute(shell: Shell, cell: Cell) -> ExecutionResult:
-    _Hook.cell, _Hook.value, _Hook.shown = cell.source, None, False
+    Hook.cell, Hook.value, Hook.shown = cell.source, None, False
     shell.traceback_lines = []
     result: ExecutionResult = shell.run_cell(cell.source, store_history=False)
     if result.success and shell.traceback_lines:  # of a part that a magic such as %%capture ran
         name, text = shell.error_shown
         lines = shell.traceback_lines
-        _Hook.show("error", {"ename": name, "evalue": text, "traceback": lines})
+        Hook.show("error", {"ename": name, "evalue": text, "traceback": lines})
     return result
 
 
@@ -378,8 +205,8 @@ def _ending(
     if missing and error is None:
         error = NameError(f"--out asks for {', '.join(missing)}, which the cell did not bind")
         lines = (f"NameError: {error}",)
-    if _Hook.shown and error is None:
-        wanted[LAST] = _Hook.value
+    if Hook.shown and error is None:
+        wanted[LAST] = Hook.value
     modules = {
         name: each.__name__
         for name, each in wanted.items()
@@ -404,7 +231,7 @@ def _ending(
             deleted=deleted,
             changed=tuple(changed),
             kept=kept,
-            shown=_Hook.shown and error is None and LAST not in dict(kept),
+            shown=Hook.shown and error is None and LAST not in dict(kept),
             failure=serialize.dump_failure(error, task=label) if error is not None else None,
             traceback=lines,
             flags=shell.compile.flags,

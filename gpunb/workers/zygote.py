@@ -258,7 +258,8 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
                 problems[name] = f"{type(error).__name__}: {error}"
     child.warm_up()
     if "IPython" in sys.modules:
-        importlib.import_module("gpunb.workers.cells").prepare()
+        importlib.import_module("gpunb.workers.cells")
+        importlib.import_module("gpunb.workers.shell").prepare()
     threads.find()
     unsafe = _unsafe()
     # From here on the poll loop sees the end of the parent and can clean up after itself.

@@ -658,11 +658,13 @@ def test_cancel_with_what_it_submitted(four, gate, recursive):
     @gpunb.remote(num_gpus=1)
     def parent(gate, box):
         box.append(hold.remote(gate, "child"))
-        Path(gate.folder / "ref").write_bytes(pickle.dumps(box[0].id))
+        Path(gate.folder / "new").write_bytes(pickle.dumps(box[0].id))
+        Path(gate.folder / "new").rename(gate.folder / "ref")
         gpunb.get(box[0])
 
     ref = parent.remote(gate, [])
     gate.await_("child")
+    eventually((gate.folder / "ref").exists, "the ref of the child")
     child = gpunb.ObjectRef(pickle.loads((gate.folder / "ref").read_bytes()))
     gpunb.cancel(ref, recursive=recursive)
     with pytest.raises(TaskCancelledError):

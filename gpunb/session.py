@@ -1,0 +1,247 @@
+"""The session of this process: what it has, how it begins and how it ends."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+
+from gpunb import accelerators, backend
+from gpunb.core.placement import describe, type_resource
+from gpunb.core.resources import UNIT, Device, Machine, parse_resources
+from gpunb.exceptions import GpunbError
+
+DEFAULT_PRELOAD = ("numpy", "IPython")
+"""Imported before workers are forked, where installed. They only import, and never compute."""
+
+
+class Session:
+    """What `init` returns: the devices and CPUs in use. Ends with `shutdown()` as a ``with``."""
+
+    def __init__(self, machine: Machine, notes: Sequence[str]) -> None:
+        self._machine = machine
+        self.notes = tuple(notes)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices, physical ones first."""
+        return self._machine.devices
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """As `cluster_resources()`."""
+        return self._machine.totals()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        shutdown()
+
+    def __repr__(self) -> str:
+        cpus = f"{self._machine.cpus / UNIT:g} CPUs"
+        notes = "".join(f"\n  {note}" for note in self.notes)
+        return f"<gpunb session: {describe(self.devices)}; {cpus}>{notes}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>GPU {html.escape(str(each.id))}</td><td>{html.escape(each.name)}</td>"
+            f"<td>{html.escape(each.type or '')}</td></tr>"
+            for each in self.devices
+        )
+        notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
+        head = (
+            f"<b>gpunb</b> {html.escape(describe(self.devices))}; {self._machine.cpus // UNIT} CPUs"
+        )
+        return f"<div>{head}<table>{rows}</table>{notes}</div>"
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    simulate: str | None = None,
+    preload: Sequence[str] | None = None,
+    ignore_reinit_error: bool = False,
+    start_method: str | None = None,
+) -> Session:
+    """Start a session: find the devices, start the scheduler and the first workers.
+
+    It is called with its defaults by the first `.remote()`, `put` or `%%gpu`.
+
+    Args:
+        address: None, or ``"local"``: the scheduler is in this process. Default from the
+            environment variable GPUNB_ADDRESS.
+        num_cpus: whole number; what this machine, or the cgroup, has by default. GPUNB_NUM_CPUS.
+        num_gpus: use the first so many devices; those beyond what exists are logical, in the
+            books only. All that exist by default. GPUNB_NUM_GPUS.
+        resources: custom resources by name.
+        simulate: simulated devices instead, such as ``"2xA100:40GiB,1xV100:16GiB"``.
+            GPUNB_SIMULATE.
+        preload: names of modules that are imported once, before workers are forked: ``["torch"]``
+            makes fresh workers that use torch start as fast as others. They must only import:
+            a module that computes or touches a GPU when it is imported is refused. Default:
+            numpy and IPython, where installed.
+        ignore_reinit_error: return the running session instead of raising.
+        start_method: ``"fork"`` (from a clean process, not from this one) or ``"spawn"``.
+            GPUNB_START_METHOD.
+
+    Raises:
+        RuntimeError: there is a session already.
+        ValueError: a bad value; `num_gpus` above what CUDA_VISIBLE_DEVICES names.
+    """
+    global _session
+    with backend.lock():
+        current = backend.existing()
+        if current is not None:
+            if ignore_reinit_error:
+                return _session or _of_kernel(current)
+            if current.context().task is not None:
+                raise RuntimeError("gpunb.init() was called in a task, which uses the kernel's")
+            raise RuntimeError(
+                "gpunb is initialised already: call gpunb.shutdown() first, "
+                "or pass ignore_reinit_error=True"
+            )
+        _check_address(address)
+        method = start_method or os.environ.get("GPUNB_START_METHOD") or "fork"
+        if method not in ("fork", "spawn"):
+            raise ValueError(f"start_method={method!r} must be 'fork' or 'spawn'")
+        modules = DEFAULT_PRELOAD if preload is None else _modules(preload)
+        cpus = _count(num_cpus, "num_cpus", "GPUNB_NUM_CPUS")
+        gpus = _count(num_gpus, "num_gpus", "GPUNB_NUM_GPUS")
+        extra = parse_resources(resources)
+        devices, notes, vendors = _devices(
+            gpus, simulate or os.environ.get("GPUNB_SIMULATE"), extra
+        )
+        if cpus is None:
+            import loky
+
+            cpus = loky.cpu_count()
+        machine = Machine(devices, cpus * UNIT, tuple(sorted(extra.items())))
+        backend.install(
+            backend.load("local", machine=machine, preload=modules, method=method, vendors=vendors)
+        )
+        if "ipykernel" in sys.modules:
+            importlib.import_module("gpunb.notebook.output").install()
+        _session = Session(machine, notes)
+        return _session
+
+
+_session: Session | None = None
+
+
+def _implicit() -> backend.Backend:
+    session = init()
+    for note in session.notes:
+        sys.stderr.write(f"gpunb: {note}\n")
+    current = backend.existing()
+    assert current is not None
+    return current
+
+
+backend.start_with(_implicit)
+
+
+def _of_kernel(current: backend.Backend) -> Session:
+    """The session as a task sees it: its devices are not the task's to use."""
+    cpus = current.ask("total").get("CPU", 0)
+    return Session(Machine((), int(cpus * UNIT)), ["this is a task: the session is the kernel's"])
+
+
+def _check_address(address: str | None) -> None:
+    address = address or os.environ.get("GPUNB_ADDRESS") or "local"
+    if address != "local":
+        raise ValueError(
+            f"address={address!r} is not known: this version runs its scheduler in the kernel, "
+            "so leave address out or pass 'local'"
+        )
+
+
+def _modules(preload: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(preload, str) or not all(isinstance(each, str) for each in preload):
+        raise TypeError(f"preload must be a list of module names, not {preload!r}")
+    return tuple(preload)
+
+
+def _count(value: object, name: str, variable: str) -> int | None:
+    """A whole number from the argument, or else from the environment."""
+    if value is None:
+        text = os.environ.get(variable)
+        if not text:
+            return None
+        name, value = variable, text
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{variable}={text!r} must be a whole number >= 0") from None
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    number = float(value)
+    if not math.isfinite(number) or number < 0 or number != int(number):
+        raise ValueError(f"{name}={value!r} must be a whole number >= 0")
+    return int(number)
+
+
+def _devices(
+    gpus: int | None, simulate: str | None, resources: dict[str, int]
+) -> tuple[tuple[Device, ...], Sequence[str], Sequence[str]]:
+    """The devices to use, notes for the user, and the vendors with hardware here."""
+    if simulate is not None:
+        return *accelerators.take(accelerators.parse_simulate(simulate), gpus, None), ()
+    found = accelerators.detect()
+    devices, notes = accelerators.take(found.devices, gpus, found.value, variable=found.variable)
+    if all(each.logical for each in devices):
+        notes = (*notes, *found.notes) if gpus is None else notes
+    else:
+        notes = (*found.notes, *notes)
+    return _declared_types(devices, resources), notes, found.vendors
+
+
+def _declared_types(devices: tuple[Device, ...], resources: dict[str, int]) -> tuple[Device, ...]:
+    """Logical devices have the accelerator type that the user declared as a resource."""
+    declared = [kind for name in list(resources) if (kind := type_resource(name))]
+    for kind in declared:
+        del resources[f"accelerator_type:{kind}"]
+    if not declared:
+        return devices
+    return tuple(replace(each, type=declared[0]) if each.logical else each for each in devices)
+
+
+def shutdown() -> None:
+    """End the session: all work, all workers. Idempotent; `init` works again afterwards."""
+    global _session
+    with backend.lock():
+        current = backend.existing()
+        if current is not None:
+            current.shutdown()
+            backend.install(None)
+        _session = None
+
+
+def is_initialized() -> bool:
+    """Whether there is a session in this process."""
+    return backend.existing() is not None
+
+
+def current() -> Session:
+    """The running session; started with its defaults if there is none.
+
+    Raises:
+        GpunbError: this is a worker, which has none of its own.
+    """
+    backend.current()
+    if _session is None:
+        raise GpunbError("a task has no session of its own; the kernel has it")
+    return _session

@@ -159,3 +159,25 @@ def running(
                 yield process
             finally:
                 process.kill()
+
+
+def named(name: str) -> list[int]:
+    """This run's processes of that name."""
+    found = []
+    for pid in marked():
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def begun(path: Path, times: int = 1) -> list[int]:
+    """The processes that have written themselves into the file, when there are so many."""
+
+    def pids():
+        lines = path.read_text().splitlines() if path.exists() else []
+        return len(lines) >= times and [int(each) for each in lines]
+
+    return eventually(pids, "the task has begun")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,9 @@ from tests.sessions import (
     PATIENCE,
     alive,
     assert_idle,
+    begun,
     descriptors,
     eventually,
-    marked,
     session,
     zombies,
 )
@@ -51,18 +50,6 @@ def pool():
     return gpunb.backend.existing().driver.pool
 
 
-def named(name: str) -> list[int]:
-    """This run's processes of that name."""
-    found = []
-    for pid in marked():
-        try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
-                found.append(pid)
-        except OSError:
-            continue
-    return found
-
-
 @gpunb.remote
 def pid():
     return os.getpid()
@@ -80,14 +67,6 @@ def hold(path):
     while not path.with_suffix(".open").exists():
         time.sleep(0.005)
     return gpunb.get_runtime_context().attempt
-
-
-def begun(path: Path, times: int = 1) -> list[int]:
-    def pids():
-        lines = path.read_text().splitlines() if path.exists() else []
-        return len(lines) >= times and [int(each) for each in lines]
-
-    return eventually(pids, "the task has begun")
 
 
 # ------------------------------------------------------------------------------ what a worker holds

@@ -7,29 +7,26 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 import gpunb
 from gpunb.exceptions import WorkerCrashedError
-from tests.sessions import PATIENCE, alive, assert_idle, eventually, marked, running, script
+from tests.sessions import (
+    PATIENCE,
+    alive,
+    assert_idle,
+    begun,
+    eventually,
+    marked,
+    named,
+    running,
+    script,
+)
 
 
 def get(refs):
     return gpunb.get(refs, timeout=PATIENCE)
-
-
-def named(name: str) -> list[int]:
-    """This run's processes of that name."""
-    found = []
-    for pid in marked():
-        try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
-                found.append(pid)
-        except OSError:
-            continue
-    return found
 
 
 @gpunb.remote
@@ -49,14 +46,6 @@ def hold(path):
     while not path.with_suffix(".open").exists():
         time.sleep(0.005)
     return gpunb.get_runtime_context().attempt
-
-
-def begun(path: Path, times: int = 1) -> list[int]:
-    def pids():
-        lines = path.read_text().splitlines() if path.exists() else []
-        return len(lines) >= times and [int(each) for each in lines]
-
-    return eventually(pids, "the task has begun")
 
 
 @pytest.fixture

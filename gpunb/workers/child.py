@@ -13,12 +13,9 @@ import inspect
 import io
 import os
 import pickle
-import signal
 import socket
-import struct
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -32,17 +29,13 @@ from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 from gpunb.workers import system, threads
 from gpunb.workers.channel import Channel, ChannelClosed, decode, encode
+from gpunb.workers.interrupts import Interrupts
 from gpunb.workers.remote import Remote
-
-INTERRUPT = struct.Struct("<qq")
-"""What is in the interrupt pipe: the task and the attempt that is to be interrupted."""
 
 MOST_SEGMENTS = 200
 """Of one message; the system's limit is 253 descriptors."""
 
 _EXIT_GRACE = 3.0
-_SIGNAL_DELAY = 2.0
-"""Seconds within which the signal of an interrupt comes, after its notice."""
 
 
 def main(channel: int, out: int, err: int, interrupts: int) -> NoReturn:
@@ -104,24 +97,17 @@ class Worker:
 
     def __init__(self, channel: Channel, interrupts: int) -> None:
         self._channel = channel
-        self._interrupts = interrupts
+        self._interrupts = Interrupts(interrupts)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._codes: dict[str, bytes] = {}
         self._gpu_ids: tuple[int | str, ...] = ()
-        self._running: tuple[int, int] | None = None
-        self._interrupted = False
-        self._early: set[tuple[int, ...]] = set()
-        self._unsignalled = 0
-        self._expected_until = 0.0
         self._pid = os.getpid()
         self._remote = Remote(channel)
 
     def serve(self) -> None:
-        os.set_blocking(self._interrupts, False)
         _reseed()
         self._rehearse()
-        signal.signal(signal.SIGINT, self.on_interrupt)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self._interrupts.listen()
         backend.install(self._remote)
         try:
             self._channel.send(msg.Ready(os.getpid()))
@@ -139,57 +125,18 @@ class Worker:
         except ChannelClosed:
             return
 
-    # --------------------------------------------------------------------------------- interrupts
-
-    def on_interrupt(self, number: int, frame: Any) -> None:
-        """Raise in the attempt that is meant, and in no other."""
-        meant = self._notices()
-        self._unsignalled -= 1
-        if self._running is None:
-            self._early.update(meant)  # for what is on its way to this worker
-            return
-        if not meant:
-            if self._unsignalled >= 0 and time.monotonic() < self._expected_until:
-                return  # its notice was read before it came
-            self._unsignalled = 0
-            raise KeyboardInterrupt  # the task's own doing, or somebody's at a terminal
-        if self._running in meant:
-            self._interrupted = True
-            raise KeyboardInterrupt
-
-    def _notices(self) -> list[tuple[int, ...]]:
-        """The attempts to interrupt. For each a signal was sent too, and may be yet to come."""
-        try:
-            notices = os.read(self._interrupts, 4096)
-        except BlockingIOError:
-            return []
-        meant = list(INTERRUPT.iter_unpack(notices[: len(notices) // INTERRUPT.size * 16]))
-        self._unsignalled = max(0, self._unsignalled) + len(meant)
-        self._expected_until = time.monotonic() + _SIGNAL_DELAY
-        return meant
-
-    def _begin(self, attempt: tuple[int, int]) -> None:
-        """From now on interrupts are meant for this attempt, and one may have been early."""
-        self._running = attempt
-        self._early.update(self._notices())
-        if attempt in self._early:
-            self._early.clear()
-            self._interrupted = True
-            raise KeyboardInterrupt
-
     # ------------------------------------------------------------------------------------ a task
 
     def execute(self, work: msg.Execute, segments: list[Segment]) -> None:
         """Run one attempt and report it."""
         if work.setup is not None:
             self._set_up(msg.Setup(*work.setup))
-        self._interrupted = False
         if work.code is not None:
             # Kept now: it is sent once, and an interrupt may come before it is unpickled.
             self._codes[work.function] = work.code
         self._remote.enter(Context(work.task, work.attempt, work.name, self._gpu_ids))
         report, results = self._attempt(work, segments)
-        self._running = None
+        self._interrupts.end()
         if os.getpid() != self._pid:
             os._exit(0)  # a child that the function forked and let return
         self._remote.leave()
@@ -220,15 +167,15 @@ class Worker:
         label = f"{work.name} (#{work.task})"
         try:
             try:
-                self._begin((work.task, work.attempt))
+                self._interrupts.begin((work.task, work.attempt))
                 value = self._call(work, segments)
                 return "ok", _results(value, work, label)
             finally:
-                self._running = None
+                self._interrupts.end()
         except BaseException as error:
-            if self._interrupted and isinstance(error, KeyboardInterrupt):
+            if self._interrupts.hit and isinstance(error, KeyboardInterrupt):
                 return "interrupted", []
-            self._running = None
+            self._interrupts.end()
             failure = serialize.dump_failure(error, task=label, skip=2)
             return ("retry" if _retryable(error, work.retry) else "raised"), [failure]
 

@@ -22,7 +22,7 @@ from gpunb.exceptions import OutOfMemoryError
 from gpunb.objects import Segment
 from gpunb.workers import messages as msg
 from gpunb.workers.channel import Channel, ChannelClosed, encode
-from gpunb.workers.child import INTERRUPT
+from gpunb.workers.interrupts import NOTICE
 from gpunb.workers.loop import Loop
 
 PACE = 0.03
@@ -199,7 +199,7 @@ class Pool:
         process = self._workers.get(worker)
         if process is not None and self._source is not None:
             try:
-                os.write(process.interrupts, INTERRUPT.pack(task, attempt))
+                os.write(process.interrupts, NOTICE.pack(task, attempt))
             except OSError:
                 return
             self._source.signal(process, signal.SIGINT)

@@ -17,7 +17,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from gpunb.workers.child import Worker
+from gpunb.workers.interrupts import Interrupts
 
 Show = Callable[..., None]
 
@@ -102,7 +102,7 @@ class Shell(InteractiveShell):
         """As IPython does, but of an interrupt show the line that it hit, not our handler."""
         frames = sys.exc_info()[2]
         while frames is not None and frames.tb_next is not None:
-            if frames.tb_next.tb_frame.f_code is Worker.on_interrupt.__code__:
+            if frames.tb_next.tb_frame.f_code is Interrupts.signalled.__code__:
                 frames.tb_next = None
                 break
             frames = frames.tb_next

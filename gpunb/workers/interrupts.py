@@ -1,0 +1,118 @@
+"""Interrupts of a worker: each is meant for one attempt of one task, and stops no other.
+
+The kernel writes which attempt it means into a pipe and then sends SIGINT. The signal can come
+before, while or after the notice is read, and its attempt can be over, running or yet to begin.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+NOTICE = struct.Struct("<qq")
+"""What is in the pipe: the task and the attempt that is to be interrupted."""
+
+Attempt = tuple[int, int]
+
+_SIGNAL_DELAY = 2.0
+"""Seconds within which the signal of an interrupt comes, after its notice."""
+
+
+class Interrupts:
+    """Turns signals into `KeyboardInterrupt` in the attempt that is meant.
+
+    Attributes:
+        running: the attempt that runs on the main thread, or None.
+        hit: whether it was interrupted.
+        elsewhere: is asked first about each attempt that is meant; True if it does not run on
+            the main thread and was told in another way.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._early: set[Attempt] = set()
+        self._unsignalled = 0
+        self._expected_until = 0.0
+        self._collecting = False
+        self._signals: list[None] = []
+        self.running: Attempt | None = None
+        self.hit = False
+        self.elsewhere: Callable[[Attempt], bool] | None = None
+
+    def listen(self) -> None:
+        """From now on. On the main thread."""
+        signal.signal(signal.SIGINT, self.signalled)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def begin(self, attempt: Attempt) -> None:
+        """From now on interrupts are meant for this attempt, and one may have been early.
+
+        Raises:
+            KeyboardInterrupt: one was.
+        """
+        self.hit = False
+        self.running = attempt
+        self._early.update(self._collect(0))
+        if attempt in self._early:
+            self._early.clear()
+            self.hit = True
+            raise KeyboardInterrupt
+
+    def end(self) -> None:
+        """Nothing runs on the main thread any more."""
+        self.running = None
+
+    def signalled(self, number: int, frame: Any) -> None:
+        """Raise in the attempt that is meant, and in no other."""
+        if self._collecting:
+            self._signals.append(None)  # it came between two lines of `_collect`, which sees it
+            return
+        meant = self._collect(1)
+        if self.elsewhere is not None and meant:
+            meant = [each for each in meant if not self.elsewhere(each)]
+            if not meant:
+                return
+        if self.running is None:
+            self._early.update(meant)  # for what is on its way to this worker
+            return
+        if not meant:
+            if self._unsignalled >= 0 and time.monotonic() < self._expected_until:
+                return  # its notice was read before it came
+            self._unsignalled = 0
+            raise KeyboardInterrupt  # the task's own doing, or somebody's at a terminal
+        if self.running in meant:
+            self.hit = True
+            raise KeyboardInterrupt
+
+    def _collect(self, signals: int) -> list[Attempt]:
+        """The attempts to interrupt, and the count of what is known of them without its signal."""
+        found: list[Attempt] = []
+        while True:
+            self._collecting = True
+            meant = self._notices()
+            if meant:
+                self._unsignalled = max(0, self._unsignalled) + len(meant)
+                self._expected_until = time.monotonic() + _SIGNAL_DELAY
+                found += meant
+            while self._signals:
+                self._signals.pop()
+                signals += 1
+            self._unsignalled -= signals
+            self._collecting = False
+            if not self._signals:
+                return found
+            signals = 0
+
+    def _notices(self) -> list[Attempt]:
+        try:
+            notices = os.read(self._pipe, 4096)
+        except BlockingIOError:
+            return []
+        whole = len(notices) // NOTICE.size * NOTICE.size
+        meant: list[Any] = list(NOTICE.iter_unpack(notices[:whole]))
+        return meant

@@ -1,4 +1,4 @@
-"""What happens when nothing else does: time-outs, exits that take too long, idleness.
+"""What happens when nothing else does: time-outs, exits that take too long, idleness, deadlocks.
 
 Nothing is cancelled. A timer whose target is gone is dropped when it comes first, or with all
 others of its kind when there are too many.
@@ -14,7 +14,7 @@ from gpunb.core.records import Task, Worker
 if TYPE_CHECKING:
     from gpunb.core.scheduler import Scheduler
 
-Timer: TypeAlias = tuple[float, Literal["timeout", "overdue", "exit", "idle"], int, int]
+Timer: TypeAlias = tuple[float, Literal["timeout", "overdue", "exit", "idle", "stuck"], int, int]
 """(time, kind, id of a task or worker, attempt)"""
 
 _MANY = 1024
@@ -47,6 +47,10 @@ class Deadlines:
             self._thinning = True
             self._add((since + self._core.policy.idle_limit, "idle", 0, 0))
 
+    def doubts(self, due: float) -> None:
+        """It is to be looked then whether tasks hold one another up."""
+        self._add((due, "stuck", 0, 0))
+
     def _add(self, timer: Timer) -> None:
         heapq.heappush(self.heap, timer)
         if len(self.heap) > self._limit:
@@ -56,11 +60,13 @@ class Deadlines:
 
     def matters(self, timer: Timer) -> bool:
         """Whether its target is still there."""
-        _, kind, ident, attempt = timer
+        due, kind, ident, attempt = timer
         if kind == "idle":
             return True
+        if kind == "stuck":
+            return due == self._core.deadlocks.due
         if kind == "exit":
-            worker = self._core.workers.get(ident)
+            worker = self._core.workforce.workers.get(ident)
             return worker is not None and worker.state == "leaving"
         task = self._core.tasks.get(ident)
         return task is not None and task.attempt == attempt and task.worker is not None
@@ -90,15 +96,17 @@ class Deadlines:
     def _go_off(self, timer: Timer, now: float) -> None:
         _, kind, ident, _ = timer
         if kind == "exit":
-            self._core.kill(ident)
+            self._core.workforce.kill(ident)
         elif kind == "idle":
             self._thin(now)
+        elif kind == "stuck":
+            self._core.deadlocks.look(now)
         elif kind == "timeout":
             self._time_out(self._core.tasks[ident], now)
         else:
             worker = self._core.tasks[ident].worker
             assert worker is not None
-            self._core.kill(worker)
+            self._core.workforce.kill(worker)
 
     def _time_out(self, task: Task, now: float) -> None:
         task.stop = task.stop or "timeout"
@@ -107,9 +115,10 @@ class Deadlines:
 
     def _thin(self, now: float) -> None:
         """Let workers go that were idle for long; look again while there are any."""
-        idle, limit = self._core.idle, self._core.policy.idle_limit
+        workforce, limit = self._core.workforce, self._core.policy.idle_limit
+        idle = workforce.idle
         for worker in [each for each in idle if each.since + limit <= now]:
-            self._core.let_go(worker, now)
+            workforce.let_go(worker, now)
         self._thinning = False
         longest = idle.idle_since()
         if longest is not None:

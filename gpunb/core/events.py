@@ -40,7 +40,10 @@ class ActorCreated:
 
 @dataclass(frozen=True, slots=True)
 class CallSubmitted:
-    """A method call was handed in; calls of one actor start in the order of these events."""
+    """A method call was handed in by the task `parent`, or by the kernel.
+
+    Calls of one caller start in the order of these events, unless the actor runs several at once.
+    """
 
     task: TaskId
     actor: ActorId
@@ -70,10 +73,15 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A running task waits for others; its CPUs are of no use to it."""
+    """A running task waits until `count` of the tasks `on` are over; its CPUs are of no use to it.
+
+    With no task named, it waits for something that comes by itself. What was said last counts.
+    """
 
     task: TaskId
     attempt: int
+    on: tuple[TaskId, ...] = ()
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +196,21 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class ActorEnded:
+    """The actor is over for good and has no process; said once for each, after all it settles.
+
+    `outcome` is how later calls of it end.
+    """
+
+    actor: ActorId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send `TimeReached` at this time, instead of at any time named before."""
 
     time: float
 
 
-Decision: TypeAlias = Run | Interrupt | Retire | Kill | Settle | WakeAt
+Decision: TypeAlias = Run | Interrupt | Retire | Kill | Settle | ActorEnded | WakeAt

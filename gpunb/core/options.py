@@ -1,6 +1,6 @@
-"""The options of a task: read once, checked at once, passed on whole.
+"""The options of tasks, actors and calls: read once, checked at once, passed on whole.
 
-The decorator, `.options()` and the magics all read into `Options`.
+The decorators, `.options()` and the magics all read into these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from gpunb.core.resources import (
     UNIT,
@@ -21,14 +21,17 @@ from gpunb.core.resources import (
     parse_size,
     parse_types,
 )
-from gpunb.core.tasks import TaskSpec
+from gpunb.core.tasks import ActorSpec, TaskSpec
 
 DEFAULT_RETRIES = 3
 
+ASYNC_CONCURRENCY = 1000
+"""Calls at once of an actor whose methods are coroutines, unless it says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What was asked for, as it was written; None where nothing was said.
+class Resources:
+    """What functions and classes may ask for alike, as it was written; None where nothing was said.
 
     The meanings are those of `gpunb.remote`.
     """
@@ -40,14 +43,9 @@ class Options:
     accelerator_type: str | Sequence[str] | None = None
     memory: int | float | str | None = None
     name: str | None = None
-    num_returns: int | None = None
-    max_calls: int | None = None
-    max_retries: int | None = None
-    retry_exceptions: bool | Sequence[type[BaseException]] | None = None
-    timeout: float | None = None
     runtime_env: Mapping[str, Any] | None = None
 
-    def updated(self, changes: Mapping[str, Any]) -> Options:
+    def updated(self, changes: Mapping[str, Any]) -> Self:
         """These options with changes, checked.
 
         Raises:
@@ -57,18 +55,20 @@ class Options:
         known = [each.name for each in fields(self)]
         for name in changes:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"unknown option {name!r}{hint} (known are {', '.join(known)})")
+                raise ValueError(_unknown(name, known, type(self)))
         options = replace(self, **changes)
         if "num_gpus" in changes and "gpu_memory" not in changes and changes["num_gpus"]:
             options = replace(options, gpu_memory=None)
         elif "gpu_memory" in changes and "num_gpus" not in changes and changes["gpu_memory"]:
             options = replace(options, num_gpus=None)
-        options.spec("check")
-        options.check_returns()
-        options.check_retry()
+        options.check()
         return options
+
+    def check(self) -> None:
+        """Raises ValueError or TypeError, as `updated`."""
+        self.demand()
+        _text(self.name, "name")
+        environment_of(self.runtime_env)
 
     def demand(self) -> Demand:
         """What this asks of the machine.
@@ -86,7 +86,7 @@ class Options:
         if self.num_cpus is not None:
             cpus = parse_amount(self.num_cpus, "num_cpus")
         else:
-            cpus = 0 if gpus or memory else UNIT
+            cpus = 0 if gpus or memory else self._default_cpus()
         if self.memory is not None:
             parse_size(self.memory, "memory")
         resources = parse_resources(self.resources)
@@ -98,6 +98,26 @@ class Options:
             types=parse_types(self.accelerator_type),
         )
 
+    def _default_cpus(self) -> int:
+        return UNIT
+
+
+@dataclass(frozen=True, slots=True)
+class Options(Resources):
+    """The options of a function."""
+
+    num_returns: int | str | None = None
+    max_calls: int | None = None
+    max_retries: int | None = None
+    retry_exceptions: bool | Sequence[type[BaseException]] | None = None
+    timeout: float | None = None
+
+    def check(self) -> None:
+        Resources.check(self)
+        self.spec("check")
+        check_returns(self.num_returns)
+        check_retry(self.retry_exceptions)
+
     def spec(self, default_name: str, function: str = "") -> TaskSpec:
         """What the scheduler needs to know of every task with these options.
 
@@ -105,8 +125,6 @@ class Options:
             ValueError, TypeError: as `updated`.
         """
         demand = self.demand()
-        if self.name is not None and not isinstance(self.name, str):
-            raise TypeError(f"name must be a text, not {self.name!r}")
         max_calls = _whole(self.max_calls, "max_calls", 0)
         return TaskSpec(
             name=self.name or default_name,
@@ -116,31 +134,140 @@ class Options:
             max_calls=int(demand.wants_device) if max_calls is None else max_calls,
             max_retries=_or(_whole(self.max_retries, "max_retries", -1), DEFAULT_RETRIES),
             timeout=_seconds(self.timeout),
-            environment=_environment(self.runtime_env),
+            environment=environment_of(self.runtime_env),
         )
 
-    @property
-    def returns(self) -> int:
-        return 1 if self.num_returns is None else self.num_returns
 
-    def check_returns(self) -> None:
-        if isinstance(self.num_returns, str):
+@dataclass(frozen=True, slots=True)
+class ActorOptions(Resources):
+    """The options of a class; its actors are called by `name` if they have one."""
+
+    max_restarts: int | None = None
+    max_task_retries: int | None = None
+    max_concurrency: int | None = None
+    max_pending_calls: int | None = None
+    lifetime: str | None = None
+    get_if_exists: bool = False
+    namespace: str | None = None
+
+    def check(self) -> None:
+        Resources.check(self)
+        self.rules()
+        _text(self.namespace, "namespace")
+        if self.name == "":
+            raise ValueError("name='' is no name: leave it out for an actor without one")
+        _whole(self.max_task_retries, "max_task_retries", -1)
+        if self.max_pending_calls == 0:
+            raise ValueError("max_pending_calls=0 would refuse every call: use -1 for no limit")
+        _whole(self.max_pending_calls, "max_pending_calls", -1)
+        if self.lifetime not in (None, "detached", "non_detached"):
             raise ValueError(
-                f"num_returns={self.num_returns!r} is not a number of results: generators are "
-                "not there yet"
+                f"lifetime={self.lifetime!r} must be 'detached', 'non_detached' or None"
             )
-        _whole(self.num_returns, "num_returns", 0)
+        if not isinstance(self.get_if_exists, bool):
+            raise TypeError(f"get_if_exists must be True or False, not {self.get_if_exists!r}")
+        if self.get_if_exists and self.name is None:
+            raise ValueError("get_if_exists=True needs the name of the actor: add name=...")
 
-    def check_retry(self) -> None:
-        retry = self.retry_exceptions
-        if retry is None or isinstance(retry, bool):
-            return
-        if not isinstance(retry, (list, tuple)) or not all(
-            isinstance(each, type) and issubclass(each, BaseException) for each in retry
-        ):
-            raise TypeError(
-                f"retry_exceptions must be True, False or a list of exception types, not {retry!r}"
+    def rules(self, *, concurrent: bool = False) -> ActorSpec:
+        """What the scheduler needs to know; `concurrent` if it has methods that are coroutines."""
+        most = _whole(self.max_concurrency, "max_concurrency", 1)
+        return ActorSpec(
+            max_restarts=_or(_whole(self.max_restarts, "max_restarts", -1), 0),
+            max_concurrency=_or(most, ASYNC_CONCURRENCY if concurrent else 1),
+        )
+
+    def spec(self, class_name: str) -> TaskSpec:
+        """What the scheduler needs to know of the constructor."""
+        return TaskSpec(
+            name=class_name,
+            demand=self.demand(),
+            max_calls=1,
+            environment=environment_of(self.runtime_env),
+        )
+
+    def _default_cpus(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class MethodOptions:
+    """The options of a method."""
+
+    num_returns: int | str | None = None
+    max_task_retries: int | None = None
+    retry_exceptions: bool | Sequence[type[BaseException]] | None = None
+    timeout: float | None = None
+    name: str | None = None
+
+    def updated(self, changes: Mapping[str, Any]) -> MethodOptions:
+        """As `Resources.updated`."""
+        known = [each.name for each in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise ValueError(_unknown(name, known, MethodOptions))
+        options = replace(self, **changes)
+        check_returns(options.num_returns)
+        check_retry(options.retry_exceptions)
+        _text(options.name, "name")
+        _seconds(options.timeout)
+        _whole(options.max_task_retries, "max_task_retries", -1)
+        return options
+
+    def spec(self, default_name: str, function: str, max_task_retries: int) -> TaskSpec:
+        """What the scheduler needs to know of a call; the retries are the class's own."""
+        retries = max_task_retries if self.max_task_retries is None else self.max_task_retries
+        return TaskSpec(
+            name=self.name or default_name,
+            function=function,
+            max_retries=retries,
+            timeout=_seconds(self.timeout),
+        )
+
+
+def _unknown(name: str, known: Sequence[str], kind: type) -> str:
+    """What to say of an option that is none."""
+    others = {Options: "functions", ActorOptions: "classes", MethodOptions: "methods"}
+    text = f"unknown option {name!r}"
+    owners = [
+        what
+        for other, what in others.items()
+        if other is not kind and name in [each.name for each in fields(other)]
+    ]
+    near = difflib.get_close_matches(name, known, n=1)
+    if owners:
+        text += f", which is one of {' and '.join(owners)}, not of {others.get(kind, 'cells')}"
+    elif near:
+        text += f"; did you mean {near[0]!r}?"
+    return f"{text} (known are {', '.join(known)})"
+
+
+def check_returns(returns: object) -> None:
+    """Raises ValueError or TypeError unless it is a number of results, or a word for many."""
+    if isinstance(returns, str):
+        if returns not in ("streaming", "dynamic"):
+            raise ValueError(
+                f"num_returns={returns!r} must be a whole number, 'streaming' or 'dynamic'"
             )
+        return
+    _whole(returns, "num_returns", 0)
+
+
+def check_retry(retry: object) -> None:
+    """Raises TypeError unless it says after which exceptions to try again."""
+    if retry is None or isinstance(retry, bool):
+        return
+    if not isinstance(retry, (list, tuple)) or not all(
+        isinstance(each, type) and issubclass(each, BaseException) for each in retry
+    ):
+        raise TypeError(
+            f"retry_exceptions must be True, False or a list of exception types, not {retry!r}"
+        )
+
+
+def _text(value: object, name: str) -> None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, not {value!r}")
 
 
 def _or(value: int | None, default: int) -> int:
@@ -169,7 +296,7 @@ def _seconds(value: object) -> float | None:
     return seconds
 
 
-def _environment(value: object) -> tuple[tuple[str, str], ...]:
+def environment_of(value: object) -> tuple[tuple[str, str], ...]:
     if value is None:
         return ()
     if not isinstance(value, Mapping):

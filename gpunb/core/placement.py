@@ -77,6 +77,10 @@ class Capacity:
         other.resources = self.resources.copy()
         return other
 
+    def whole(self) -> Capacity:
+        """The same machine when nothing runs."""
+        return Capacity(self.machine, self._fits)
+
     def take(self, allocation: Allocation) -> None:
         self._move(allocation, -1)
 

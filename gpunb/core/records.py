@@ -5,16 +5,18 @@ Mutable, and private to `gpunb.core`; the outside sees events, decisions and sna
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpunb.core.calls import Calls
 from gpunb.core.resources import Allocation
 from gpunb.core.tasks import (
+    ActorDied,
     ActorId,
     ActorSpec,
     Cancelled,
     Crashed,
+    Exited,
     Interrupted,
     Outcome,
     Report,
@@ -31,8 +33,10 @@ from gpunb.core.tasks import (
 class Task:
     """A task that is not over.
 
-    Its `attempt` counts from 1 and is 0 before the first run. `again` marks a constructor that
-    runs again for a restarted actor, long after it was settled.
+    Its `attempt` counts from 1 and is 0 before the first run. While it is `blocked`, it waits for
+    `count` of the tasks `on`, or for something else if there are none. `disowned` once it was
+    stopped together with its children, so that it gets no new ones. `again` marks a constructor
+    that runs again for a restarted actor, long after it was settled.
     """
 
     id: TaskId
@@ -48,11 +52,19 @@ class Task:
     worker: WorkerId | None = None
     stop: Literal["cancel", "timeout"] | None = None
     blocked: bool = False
+    on: tuple[TaskId, ...] = ()
+    count: int = 0
+    disowned: bool = False
     again: bool = False
 
     @property
     def constructs(self) -> bool:
         return self.actor == self.id
+
+    @property
+    def queues(self) -> bool:
+        """Whether it waits in line for room; calls wait for their actor instead."""
+        return self.actor is None or self.actor == self.id
 
     def outcome(self, report: Report | Crashed) -> Outcome:
         """How the task ends if this is the last that is heard of it."""
@@ -60,7 +72,13 @@ class Task:
             return Cancelled()
         if self.stop == "timeout" and not isinstance(report, Succeeded):
             return TimedOut(self.spec.timeout or 0.0)
-        return Cancelled() if isinstance(report, Interrupted) else report
+        if isinstance(report, Interrupted):
+            return Cancelled()
+        if isinstance(report, Exited):
+            if self.actor is None:
+                return Crashed("it called exit_actor() outside of an actor")
+            return ActorDied(self.actor, "it called exit_actor()")
+        return report
 
 
 @dataclass(slots=True, eq=False)
@@ -87,14 +105,19 @@ class Worker:
 
 @dataclass(slots=True, eq=False)
 class Actor:
-    """An actor that is not dead. `calls` wait in the order they were handed in."""
+    """An actor whose process is not gone for good.
+
+    It has a `worker` from its start until that process is gone. `end` is how its calls end once
+    it is sure that it will run no more of them.
+    """
 
     id: ActorId
     spec: TaskSpec
     rules: ActorSpec
+    calls: Calls
     state: Literal["starting", "alive", "ending"] = "starting"
     worker: WorkerId | None = None
-    calls: deque[Task] = field(default_factory=deque)
     running: set[TaskId] = field(default_factory=set)
     restarts: int = 0
     released: bool = False
+    end: Outcome | None = None

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpunb.core.placement import why_waiting
-from gpunb.core.records import Task, Worker
+from gpunb.core.records import Actor, Task, Worker
 from gpunb.core.resources import TYPE_PREFIX, UNIT
 from gpunb.core.scheduler import Scheduler
-from gpunb.core.tasks import TaskId
+from gpunb.core.tasks import ActorId, TaskId, WorkerId
 
 SHOWN_PER_LINE = 20
 """Waiting tasks listed one by one for each demand; the rest is counted."""
@@ -50,6 +50,24 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class ActorView:
+    """An actor that has not ended; `waiting` and `running` count its calls.
+
+    Its state is "queued" while its constructor waits, then "starting", "alive", "restarting" or
+    "ending".
+    """
+
+    id: ActorId
+    name: str
+    state: str
+    restarts: int
+    worker: int | None
+    gpus: tuple[tuple[int | str, float], ...]
+    waiting: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything at one moment. `queued` counts all waiting tasks, `waiting` lists the first."""
 
@@ -62,6 +80,7 @@ class Snapshot:
     waiting: tuple[JobView, ...]
     queued: int
     workers: int
+    actors: tuple[ActorView, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dicts, lists, texts and numbers only."""
@@ -94,7 +113,7 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
     )
     running = [task for task in scheduler.tasks.values() if task.state == "running"]
     waiting = list(_waiting(scheduler, holders, now))
-    listed = sum(len(line) for line in scheduler.lines())
+    listed = sum(len(line) for line in scheduler.queue.lines.values())
     unlisted = sum(task.state == "waiting" for task in scheduler.tasks.values())
     return Snapshot(
         devices=devices,
@@ -105,7 +124,8 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
         running=tuple(_job(scheduler, task, now) for task in running),
         waiting=tuple(waiting),
         queued=listed + unlisted,
-        workers=len(scheduler.workers),
+        workers=len(scheduler.workforce.workers),
+        actors=tuple(_actor(scheduler, actor) for actor in scheduler.actors.book.values()),
     )
 
 
@@ -129,7 +149,7 @@ def _free_shares(scheduler: Scheduler) -> list[int]:
     """The units free on each device; what idle workers hold counts, because they make room."""
     capacity = scheduler.capacity
     shares = capacity.shares.copy()
-    for worker in scheduler.idle:
+    for worker in scheduler.workforce.idle:
         for key, units in worker.allocation.shares:
             shares[capacity.position[key]] += units
     return shares
@@ -147,7 +167,7 @@ def _holders(scheduler: Scheduler) -> dict[int, dict[TaskId, int]]:
     """For each device position, the units that each task's worker holds there."""
     position = scheduler.capacity.position
     found: dict[int, dict[TaskId, int]] = {}
-    for worker in scheduler.workers.values():
+    for worker in scheduler.workforce.workers.values():
         name = _holder(worker)
         if name is None:
             continue
@@ -174,7 +194,7 @@ def _waiting(
 ) -> list[JobView]:
     busy = _busy(holders)
     jobs: list[JobView] = []
-    for line in scheduler.lines():
+    for line in scheduler.queue.lines.values():
         reason: str | None = None
         for task in itertools.islice(line, SHOWN_PER_LINE):
             reason = reason or _reason(scheduler, task, busy)
@@ -192,22 +212,58 @@ def _reason(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]]) -> 
         shown = ", ".join(f"#{need}" for need in sorted(task.needs)[:4])
         return f"takes the result of {shown}" + (" and others" if len(task.needs) > 4 else "")
     if task.actor is not None and not task.constructs:
-        return f"waits for its turn in actor #{task.actor}"
+        return _reason_of_call(scheduler, task.actor, busy)
     text = why_waiting(task.spec.demand, scheduler.capacity, busy)
     kept = scheduler.queue.reservation
     if kept and kept.line.demand != task.spec.demand and text == "is next in line":
         return (
             f"what is free is kept for a request for {kept.line.demand}, which has waited longest"
         )
-    if text == "is next in line" and scheduler.full:
+    if text == "is next in line" and scheduler.workforce.full:
         return f"{scheduler.policy.max_workers} worker processes run, which is the most allowed"
     return text
 
 
+def _reason_of_call(scheduler: Scheduler, actor: ActorId, busy: dict[int, list[TaskId]]) -> str:
+    constructor = scheduler.tasks.get(actor)
+    if constructor is None:
+        return f"waits for its turn in actor #{actor}"
+    starts = f"waits for actor #{actor} to start"
+    if constructor.state == "running":
+        return starts
+    return f"{starts}: {_reason(scheduler, constructor, busy)}"
+
+
+def _actor(scheduler: Scheduler, actor: Actor) -> ActorView:
+    constructor = scheduler.tasks.get(actor.id)
+    state: str = actor.state
+    if state == "starting" and actor.restarts:
+        state = "restarting"
+    elif constructor is not None and constructor.state != "running":
+        state = "queued"
+    return ActorView(
+        id=actor.id,
+        name=actor.spec.name,
+        state=state,
+        restarts=actor.restarts,
+        worker=actor.worker,
+        gpus=_gpus(scheduler, actor.worker),
+        waiting=len(actor.calls),
+        running=len(actor.running),
+    )
+
+
+def _gpus(scheduler: Scheduler, ident: WorkerId | None) -> tuple[tuple[int | str, float], ...]:
+    """What the worker holds, as (device id, share)."""
+    if ident is None:
+        return ()
+    devices, position = scheduler.machine.devices, scheduler.capacity.position
+    shares = scheduler.workforce.workers[ident].allocation.shares
+    return tuple((devices[position[key]].id, units / UNIT) for key, units in shares)
+
+
 def _job(scheduler: Scheduler, task: Task, now: float, waits_for: str | None = None) -> JobView:
-    worker = scheduler.workers.get(task.worker) if task.worker is not None else None
-    ids = {device.key: device.id for device in scheduler.machine.devices}
-    shares = worker.allocation.shares if worker else ()
+    worker = scheduler.workforce.workers.get(task.worker) if task.worker is not None else None
     return JobView(
         id=task.id,
         name=task.spec.name,
@@ -216,7 +272,7 @@ def _job(scheduler: Scheduler, task: Task, now: float, waits_for: str | None = N
         attempt=task.attempt,
         parent=task.parent,
         worker=task.worker,
-        gpus=tuple((ids[key], units / UNIT) for key, units in shares),
+        gpus=_gpus(scheduler, task.worker),
         cpus=worker.allocation.cpus / UNIT if worker else task.spec.demand.cpus / UNIT,
         waits_for=waits_for,
     )

@@ -61,12 +61,10 @@ class ActorSpec:
 
     Attributes:
         max_restarts: how often the process is started again after a crash; -1 without limit.
-        max_task_retries: further attempts of a call that was in flight at a crash.
         max_concurrency: calls that may be in flight at once.
     """
 
     max_restarts: int = 0
-    max_task_retries: int = 0
     max_concurrency: int = 1
 
 
@@ -85,6 +83,11 @@ class Raised:
 @dataclass(frozen=True, slots=True)
 class Interrupted:
     """The task ended by the KeyboardInterrupt that an `Interrupt` brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The call asked its actor to end, and the process ends by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +133,34 @@ class ActorDied:
     task: TaskId | None = None
 
 
-Report: TypeAlias = Succeeded | Raised | Interrupted
+@dataclass(frozen=True, slots=True)
+class ActorUnavailable:
+    """The call was in flight when its actor's process ended; the actor is started again."""
+
+    actor: ActorId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlocked:
+    """The task could never run: what it needs is held by tasks that wait for it."""
+
+    reason: str
+
+
+Report: TypeAlias = Succeeded | Raised | Interrupted | Exited
 """How a worker says that a task ended."""
 
 Outcome: TypeAlias = (
-    Succeeded | Raised | Crashed | Cancelled | TimedOut | UpstreamFailed | Refused | ActorDied
+    Succeeded
+    | Raised
+    | Crashed
+    | Cancelled
+    | TimedOut
+    | UpstreamFailed
+    | Refused
+    | ActorDied
+    | ActorUnavailable
+    | Deadlocked
 )
 """How a task ended for good."""

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from gpunb.core import events as ev
 from gpunb.core.resources import Allocation
+from gpunb.core.scheduler import Scheduler
 from gpunb.core.snapshot import snapshot
 from gpunb.core.tasks import (
     ActorDied,
+    ActorSpec,
+    ActorUnavailable,
     Cancelled,
     Crashed,
+    Exited,
     Interrupted,
     Raised,
     Refused,
     Succeeded,
+    TaskSpec,
     TimedOut,
     UpstreamFailed,
 )
 from tests.core.conftest import MakeWorld
-from tests.core.world import acts, ask
+from tests.core.world import acts, ask, machine
 
 
 def killed(actor: int) -> ActorDied:
@@ -28,6 +35,10 @@ def killed(actor: int) -> ActorDied:
 
 def crashed(actor: int) -> ActorDied:
     return ActorDied(actor, "killed by signal 11")
+
+
+def lost(actor: int) -> ActorUnavailable:
+    return ActorUnavailable(actor, "killed by signal 11")
 
 
 # ------------------------------------------------------------------------------------------- calls
@@ -70,17 +81,105 @@ def test_concurrent_calls_start_in_order(core: MakeWorld) -> None:
     assert world.running() == [calls[0], calls[2], calls[4]]
 
 
-def test_a_call_without_its_inputs_lets_none_pass(core: MakeWorld) -> None:
+def test_a_call_without_its_inputs_lets_none_of_its_caller_pass(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    source, caller = world.submit(), world.submit()
+    first, second = (world.call(actor, needs=needs, parent=caller) for needs in ([source], []))
+    assert world.waits(first, second)
+    world.finish(source)
+    assert world.running() == [caller, first]
+    world.finish(first)
+    assert world.running() == [caller, second]
+
+
+def test_a_call_without_its_inputs_lets_other_callers_pass(core: MakeWorld) -> None:
+    """Here the input is there only when a task has called the same actor."""
     world = core()
     actor = world.ready_actor()
     source = world.submit()
-    first = world.call(actor, needs=[source])
-    second = world.call(actor)
+    first, second = world.call(actor, needs=[source]), world.call(actor)
+    inner = world.call(actor, parent=source)
+    assert inner in world.runs
+    world.finish(inner)
     assert world.waits(first, second)
     world.finish(source)
     assert world.running() == [first]
-    world.finish(first)
-    assert world.running() == [second]
+
+
+def test_of_several_callers_the_earliest_call_is_first(core: MakeWorld) -> None:
+    world = core(cpus=4)
+    actor = world.ready_actor()
+    callers = [world.submit() for _ in range(3)]
+    source = world.submit()
+    running = world.call(actor)
+    unready = world.call(actor, parent=callers[0], needs=[source])
+    calls = [world.call(actor, parent=each) for each in (callers[2], callers[1], callers[2])]
+    world.finish(running)
+    assert calls[0] in world.runs
+    world.finish(source)
+    world.finish(calls[0])
+    assert unready in world.runs
+    world.finish(unready)
+    assert calls[1] in world.runs
+    world.finish(calls[1])
+    assert calls[2] in world.runs
+
+
+def test_concurrent_calls_do_not_hold_one_another_up(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_concurrency=2)
+    source = world.submit()
+    first, second, third = (world.call(actor, needs=needs) for needs in ([source], [], []))
+    assert world.running() == [source, second, third]
+    fourth = world.call(actor)
+    world.finish(source)
+    world.finish(second)
+    assert world.running() == [first, third]
+    world.finish(third)
+    assert world.running() == [first, fourth]
+
+
+def test_a_call_that_is_tried_again_is_the_first_of_its_caller(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_restarts=1)
+    caller = world.submit()
+    first = world.call(actor, parent=caller, retries=1)
+    other = world.call(actor)
+    after = world.call(actor, parent=caller)
+    world.crash(first)
+    world.finish(actor)
+    order = []
+    while len(world.runs) > 1:
+        (call,) = set(world.runs) - {caller}
+        order.append(call)
+        world.finish(call)
+    assert order == [first, other, after]
+
+
+@pytest.mark.parametrize("first", ["oldest", "youngest"])
+def test_many_waiting_calls_cost_nothing(core: MakeWorld, first: str) -> None:
+    """Each of its own caller, or all of one; started, or cancelled in any order."""
+    scheduler = Scheduler(machine(cpus=1))
+    spec = TaskSpec("c", ask())
+    scheduler.handle(ev.ActorCreated(1, spec, ActorSpec()), 0.0)
+    scheduler.handle(ev.Submitted(2, TaskSpec("t", ask(cpus=1))), 0.0)
+    scheduler.handle(ev.Submitted(3, TaskSpec("t", ask(cpus=1)), parent=2), 0.0)
+    count = 20_000
+    calls = range(10, 10 + count)
+    for call in calls:
+        needs, parent = ((3,), call) if call % 2 else ((), 2)
+        scheduler.handle(ev.CallSubmitted(call, 1, spec, needs, parent), 0.0)
+    slowest = 0.0
+    for call in reversed(calls) if first == "youngest" else calls:
+        start = time.perf_counter()
+        scheduler.handle(ev.CancelRequested(call), 0.0)
+        slowest = max(slowest, time.perf_counter() - start)
+    assert slowest < 0.5
+    calls_ = scheduler.actors.book[1].calls
+    assert not calls_._tasks
+    assert not calls_._lines
+    assert len(calls_._heads) <= 64
 
 
 def test_the_time_of_a_call_starts_when_it_runs(core: MakeWorld) -> None:
@@ -174,7 +273,7 @@ def test_restart(core: MakeWorld) -> None:
     actor = world.ready_actor(ask(gpus=1), max_restarts=1)
     running, waiting = world.call(actor), world.call(actor)
     world.crash(running)
-    assert world.settled[running] == crashed(actor)
+    assert world.settled[running] == lost(actor)
     assert world.runs[actor].attempt == 2
     assert world.runs[actor].worker == 2
     assert world.waits(waiting)
@@ -200,15 +299,15 @@ def test_restart_waits_for_room(core: MakeWorld) -> None:
 
 def test_calls_in_flight_are_tried_again_in_order(core: MakeWorld) -> None:
     world = core()
-    actor = world.ready_actor(max_restarts=-1, max_task_retries=1, max_concurrency=3)
-    calls = [world.call(actor) for _ in range(5)]
+    actor = world.ready_actor(max_restarts=-1, max_concurrency=3)
+    calls = [world.call(actor, retries=1) for _ in range(5)]
     world.exit(1, "killed by signal 11")
     assert world.running() == [actor]
     assert snapshot(world.scheduler, world.now).queued == 5
     runs = [each for each in world.finish(actor) if isinstance(each, ev.Run)]
     assert [(run.task, run.attempt) for run in runs] == [(call, 2) for call in calls[:3]]
     world.exit(2, "killed by signal 11")
-    assert [world.settled[call] for call in calls[:3]] == [crashed(actor)] * 3
+    assert [world.settled[call] for call in calls[:3]] == [lost(actor)] * 3
     world.finish(actor)
     assert world.running() == calls[3:]
     assert [world.runs[call].attempt for call in calls[3:]] == [1, 1]
@@ -216,8 +315,8 @@ def test_calls_in_flight_are_tried_again_in_order(core: MakeWorld) -> None:
 
 def test_exceptions_of_calls_are_retried_if_they_are_to_be(core: MakeWorld) -> None:
     world = core()
-    actor = world.ready_actor(max_task_retries=1)
-    call, after = world.call(actor), world.call(actor)
+    actor = world.ready_actor()
+    call, after = world.call(actor, retries=1), world.call(actor)
     world.finish(call, Raised(retry=True))
     assert world.running() == [call]
     assert world.runs[call].attempt == 2
@@ -398,8 +497,8 @@ def test_cancel_a_waiting_call(core: MakeWorld) -> None:
 def test_cancel_a_running_call(core: MakeWorld, force: bool, report: Interrupted) -> None:
     """By force or not: other calls and the actor's state are not to be lost."""
     world = core()
-    actor = world.ready_actor(max_task_retries=5)
-    call, after = world.call(actor), world.call(actor)
+    actor = world.ready_actor()
+    call, after = world.call(actor, retries=5), world.call(actor)
     assert world.cancel(call, force=force) == [ev.Interrupt(1, call, 1)]
     world.finish(call, report)
     assert world.settled[call] == Cancelled()
@@ -416,8 +515,8 @@ def test_cancel_by_force_spares_the_actors_that_children_called(core: MakeWorld)
 
 def test_a_cancelled_call_whose_actor_crashes(core: MakeWorld) -> None:
     world = core()
-    actor = world.ready_actor(max_restarts=1, max_task_retries=5)
-    call = world.call(actor)
+    actor = world.ready_actor(max_restarts=1)
+    call = world.call(actor, retries=5)
     world.cancel(call)
     world.crash(call)
     assert world.settled[call] == Cancelled()
@@ -427,8 +526,8 @@ def test_a_cancelled_call_whose_actor_crashes(core: MakeWorld) -> None:
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_call_that_takes_too_long(core: MakeWorld, restarts: int) -> None:
     world = core(stop_grace=5)
-    actor = world.ready_actor(max_restarts=restarts, max_task_retries=5)
-    call = world.call(actor, timeout=10)
+    actor = world.ready_actor(max_restarts=restarts)
+    call = world.call(actor, timeout=10, retries=5)
     after = world.call(actor)
     assert acts(world.advance(10)) == [ev.Interrupt(1, call, 1)]
     assert acts(world.advance(5)) == [ev.Kill(1)]
@@ -444,8 +543,8 @@ def test_a_call_that_takes_too_long(core: MakeWorld, restarts: int) -> None:
 @pytest.mark.parametrize("report", [Interrupted(), Raised(), Raised(retry=True)])
 def test_a_call_that_is_interrupted_after_its_time(core: MakeWorld, report: Raised) -> None:
     world = core()
-    actor = world.ready_actor(max_task_retries=5)
-    call, after = world.call(actor, timeout=10), world.call(actor)
+    actor = world.ready_actor()
+    call, after = world.call(actor, timeout=10, retries=5), world.call(actor)
     world.advance(10)
     world.finish(call, report)
     assert world.settled[call] == TimedOut(10)
@@ -470,20 +569,23 @@ def test_no_call_starts_in_a_process_that_is_about_to_be_killed(core: MakeWorld)
 
 def test_kill(core: MakeWorld) -> None:
     world = core(gpus=1)
-    actor = world.ready_actor(ask(gpus=1), max_restarts=5, max_task_retries=5)
-    running, waiting = world.call(actor), world.call(actor)
+    actor = world.ready_actor(ask(gpus=1), max_restarts=5)
+    running, waiting = world.call(actor, retries=5), world.call(actor, retries=5)
     assert world.kill(actor) == [ev.Settle(waiting, killed(actor)), ev.Kill(1)]
-    assert world.settled[world.call(actor)] == ActorDied(actor, "it has ended")
+    assert world.settled[world.call(actor)] == killed(actor)
     assert world.free() == [0.0]
-    world.exit(1)
-    assert world.settled[running] == killed(actor)
+    assert world.exit(1) == [
+        ev.Settle(running, killed(actor)),
+        ev.ActorEnded(actor, killed(actor)),
+    ]
+    assert world.settled[world.call(actor)] == ActorDied(actor, "it has ended")
     assert world.free() == [1.0]
 
 
 def test_a_call_that_ends_before_the_kill_is_carried_out(core: MakeWorld) -> None:
     world = core()
-    actor = world.ready_actor(max_task_retries=5, max_concurrency=2)
-    first, second = world.call(actor), world.call(actor)
+    actor = world.ready_actor(max_concurrency=2)
+    first, second = world.call(actor), world.call(actor, retries=5)
     world.kill(actor)
     world.finish(first)
     assert world.settled[first] == Succeeded()
@@ -553,13 +655,129 @@ def test_kill_with_restart(core: MakeWorld, restarts: int) -> None:
     assert world.kill(actor, restart=True) == [ev.Kill(1)]
     world.exit(1, "killed by signal 9")
     died = ActorDied(actor, "killed by signal 9")
-    assert world.settled[running] == died
     if restarts:
+        assert world.settled[running] == ActorUnavailable(actor, "killed by signal 9")
         world.finish(actor)
         assert world.running() == [waiting]
     else:
+        assert world.settled[running] == died
         assert world.settled[waiting] == died
         assert world.free() == [1.0]
+
+
+# ----------------------------------------------------------------------------------------- exiting
+
+
+def exited(actor: int) -> ActorDied:
+    return ActorDied(actor, "it called exit_actor()")
+
+
+def test_exit(core: MakeWorld) -> None:
+    world = core(gpus=1, exit_grace=5)
+    actor = world.ready_actor(ask(gpus=1), max_restarts=-1)
+    call, waiting = world.call(actor, retries=3), world.call(actor, retries=3)
+    assert acts(world.finish(call, Exited())) == [
+        ev.Settle(call, exited(actor)),
+        ev.Settle(waiting, exited(actor)),
+        ev.Retire(1),
+    ]
+    assert world.settled[world.call(actor)] == exited(actor)
+    assert world.free() == [0.0]
+    assert acts(world.advance(5)) == [ev.Kill(1)]
+    assert world.exit(1) == [ev.ActorEnded(actor, exited(actor))]
+    assert world.free() == [1.0]
+
+
+def test_exit_while_other_calls_run(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_concurrency=4, max_restarts=1)
+    calls = [world.call(actor, retries=1) for _ in range(4)]
+    world.finish(calls[1], Exited())
+    assert world.running() == [calls[0], calls[2], calls[3]]
+    world.finish(calls[0])
+    assert world.settled[calls[0]] == Succeeded()
+    assert acts(world.finish(calls[2], Exited())) == [ev.Settle(calls[2], exited(actor))]
+    assert world.exit(1) == [
+        ev.Settle(calls[3], exited(actor)),
+        ev.ActorEnded(actor, exited(actor)),
+    ]
+
+
+def test_exit_in_the_constructor(core: MakeWorld) -> None:
+    world = core()
+    actor = world.actor(max_restarts=1)
+    call = world.call(actor)
+    world.finish(actor, Exited())
+    assert world.settled == {actor: exited(actor), call: exited(actor)}
+    assert world.exit(1) == [ev.ActorEnded(actor, exited(actor))]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "killed"])
+def test_exit_of_what_was_stopped(core: MakeWorld, how: str) -> None:
+    world = core()
+    actor = world.ready_actor()
+    call, waiting = world.call(actor), world.call(actor)
+    if how == "killed":
+        world.kill(actor)
+    else:
+        world.cancel(call)
+    decisions = acts(world.finish(call, Exited()))
+    assert (ev.Retire(1) in decisions) == (how == "cancelled")
+    assert world.settled[call] == (Cancelled() if how == "cancelled" else exited(actor))
+    end = killed(actor) if how == "killed" else exited(actor)
+    assert world.settled[waiting] == end
+    assert world.exit(1) == [ev.ActorEnded(actor, end)]
+
+
+# --------------------------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("killed", "it was killed"),
+        ("released", "its last handle is gone"),
+        ("crashed", "killed by signal 11"),
+        ("exits", "it called exit_actor()"),
+        ("fails", "its constructor failed"),
+        ("cancelled", "it was cancelled before it was made"),
+        ("upstream", "its constructor failed"),
+        ("refused", "it can never be made: a request for 2 GPU"),
+        ("killed while it waits", "it was killed"),
+    ],
+)
+def test_the_end_is_said_once_when_the_process_is_gone(
+    core: MakeWorld, how: str, reason: str
+) -> None:
+    world = core(gpus=1)
+    source = world.submit()
+    needs = [source] if how in ("cancelled", "upstream", "killed while it waits") else []
+    actor = world.actor(ask(gpus=2 if how == "refused" else 1), needs=needs)
+    if how in ("killed", "released", "crashed", "exits"):
+        world.finish(actor)
+    match how:
+        case "killed" | "killed while it waits":
+            world.kill(actor)
+        case "released":
+            world.release(actor)
+        case "exits":
+            world.finish(world.call(actor), Exited())
+        case "fails":
+            world.finish(actor, Raised())
+        case "cancelled":
+            world.cancel(actor)
+        case "upstream":
+            world.finish(source, Raised())
+    if needs or how == "refused":
+        assert 2 not in world.live
+    else:
+        assert actor not in world.ended
+        world.exit(2, "killed by signal 11")
+    end = world.ended[actor]
+    assert isinstance(end, ActorDied)
+    assert end.reason.startswith(reason)
+    assert isinstance(acts(world.answers[-1])[-1], ev.ActorEnded)
+    assert world.settled[world.call(actor)] == ActorDied(actor, "it has ended")
 
 
 # --------------------------------------------------------------------------------------- releasing
@@ -612,7 +830,9 @@ def test_calls_after_the_end(core: MakeWorld) -> None:
     source = world.submit()
     world.release(actor)
     late = world.call(actor, needs=[source])
-    assert world.settled[late] == ActorDied(actor, "it has ended")
+    assert world.settled[late] == ActorDied(actor, "its last handle is gone")
+    world.exit(1)
+    assert world.settled[world.call(actor)] == ActorDied(actor, "it has ended")
     assert world.settled[world.call(99)] == ActorDied(99, "it has ended")
 
 

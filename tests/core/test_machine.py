@@ -20,7 +20,7 @@ from gpunb.core import events as ev
 from gpunb.core.placement import refusal
 from gpunb.core.resources import Demand
 from gpunb.core.scheduler import Policy
-from gpunb.core.tasks import Interrupted, Raised, Report, Succeeded
+from gpunb.core.tasks import Exited, Interrupted, Raised, Report, Succeeded
 from tests.core.world import World, acts, ask, machine
 
 EXAMPLES = os.environ.get("GPUNB_EXAMPLES")
@@ -51,9 +51,10 @@ POLICIES = [
     Policy(age=0, stop_grace=2, exit_grace=2, idle_limit=5, max_workers=2),
     Policy(age=1000, stop_grace=2, exit_grace=50, idle_limit=1000, max_workers=3),
 ]
-REPORTS = [Succeeded()] * 4 + [Raised(), Raised(retry=True), Interrupted()]
+REPORTS = [Succeeded()] * 4 + [Raised(), Raised(retry=True), Interrupted(), Exited()]
 
 any_index = st.integers(min_value=0, max_value=30)
+some_index = st.sampled_from([None, None, 0, 1, 2, 3])
 maybe_index = st.sampled_from([None] * 12 + [0, 1, 2, 3])
 seldom = st.sampled_from([False, False, False, True])
 
@@ -135,7 +136,6 @@ class Scheduling(RuleBasedStateMachine):
     @rule(
         at=any_index,
         restarts=st.sampled_from([0, 0, 1, -1]),
-        retries=st.sampled_from([0, 0, 1, -1]),
         concurrency=st.sampled_from([1, 1, 2, 3]),
         timeout=st.sampled_from([None, None, 4.0]),
         need=maybe_index,
@@ -146,7 +146,6 @@ class Scheduling(RuleBasedStateMachine):
         *,
         at: int,
         restarts: int,
-        retries: int,
         concurrency: int,
         timeout: float | None,
         need: int | None,
@@ -158,7 +157,6 @@ class Scheduling(RuleBasedStateMachine):
             parent=self._parent(parent),
             timeout=timeout,
             max_restarts=restarts,
-            max_task_retries=retries,
             max_concurrency=concurrency,
         )
         self.actors.append(actor)
@@ -166,21 +164,38 @@ class Scheduling(RuleBasedStateMachine):
     @precondition(lambda self: self.actors)
     @rule(
         at=any_index,
+        retries=st.sampled_from([0, 0, 1, -1]),
         timeout=st.sampled_from([None, None, 1.0]),
         need=maybe_index,
-        parent=maybe_index,
+        parent=some_index,
         copies=st.sampled_from([1, 2, 3]),
+        waits=st.booleans(),
     )
     def call(
-        self, at: int, timeout: float | None, need: int | None, parent: int | None, copies: int
+        self,
+        *,
+        at: int,
+        retries: int,
+        timeout: float | None,
+        need: int | None,
+        parent: int | None,
+        copies: int,
+        waits: bool,
     ) -> None:
-        for _ in range(copies):
+        """By the kernel or by a task, which may wait for the results."""
+        caller = self._parent(parent)
+        calls = [
             self.world.call(
                 self.actors[at % len(self.actors)],
                 needs=self._task(need),
-                parent=self._parent(parent),
+                parent=caller,
                 timeout=timeout,
+                retries=retries,
             )
+            for _ in range(copies)
+        ]
+        if waits and caller in self.world.runs:
+            self.world.block(caller, *calls)
 
     # ---------------------------------------------------------------------------------- workers
 
@@ -244,14 +259,44 @@ class Scheduling(RuleBasedStateMachine):
         self.world.exit(ending[at % len(ending)])
 
     @precondition(lambda self: self.world.runs)
-    @rule(at=any_index, on=st.booleans(), late=seldom)
-    def block(self, at: int, on: bool, late: bool) -> None:
+    @rule(
+        at=any_index,
+        blocks=st.sampled_from([True, True, False]),
+        on=st.lists(any_index, max_size=3),
+        enough=st.sampled_from([0, 0, 0, 1, 5]),
+        late=seldom,
+    )
+    def block(self, at: int, blocks: bool, on: list[int], enough: int, late: bool) -> None:
+        """A task waits for any others, over or not, or goes on."""
         run = self._run(at)
-        event = ev.Blocked if on else ev.Unblocked
+        event: ev.Event = ev.Unblocked(run.task, run.attempt)
+        if blocks:
+            tasks = tuple(dict.fromkeys(each for index in on for each in self._task(index)))
+            event = ev.Blocked(run.task, run.attempt, tasks, max(0, len(tasks) - enough))
         if late:
-            self.mail.append(event(run.task, run.attempt))
+            self.mail.append(event)
         else:
-            self.world.send(event(run.task, run.attempt))
+            self.world.send(event)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(
+        at=any_index,
+        like=st.booleans(),
+        demand=any_index,
+        copies=st.sampled_from([1, 1, 2]),
+        enough=seldom,
+        seconds=st.sampled_from([0.0, 0.5, 2.0]),
+    )
+    def wait_for_children(
+        self, *, at: int, like: bool, demand: int, copies: int, enough: bool, seconds: float
+    ) -> None:
+        """What makes deadlocks: a task waits for what it has just handed in."""
+        parent = self._run(at).task
+        wanted = self.world.specs[parent].demand if like else self._demand(demand)
+        children = [self.world.submit(wanted, parent=parent, max_calls=1) for _ in range(copies)]
+        if parent in self.world.runs:
+            self.world.block(parent, *children, count=1 if enough else None)
+        self.world.advance(seconds)
 
     # ----------------------------------------------------------------------------- interference
 

@@ -8,8 +8,10 @@ from gpunb.core import events as ev
 from gpunb.core.resources import UNIT, Allocation
 from gpunb.core.scheduler import Scheduler
 from gpunb.core.tasks import (
+    ActorDied,
     Cancelled,
     Crashed,
+    Exited,
     Interrupted,
     Raised,
     Refused,
@@ -81,6 +83,7 @@ def test_what_can_never_run_is_refused(core: MakeWorld) -> None:
         (Raised(), Raised()),
         (Raised(retry=True), Raised(retry=True)),
         (Interrupted(), Cancelled()),
+        (Exited(), Crashed("it called exit_actor() outside of an actor")),
     ],
 )
 def test_reports(core: MakeWorld, report: Succeeded, outcome: object) -> None:
@@ -304,6 +307,39 @@ def test_cancel_children(core: MakeWorld, recursive: bool) -> None:
         ]
     else:
         assert decisions == [ev.Interrupt(1, parent, 1)]
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_children_that_come_after_the_cancel(core: MakeWorld, recursive: bool) -> None:
+    """The task may go on for a while before it notices."""
+    world = core(cpus=4)
+    actor = world.ready_actor()
+    parent = world.submit()
+    world.cancel(parent, recursive=recursive)
+    if recursive:
+        task = world.submit(parent=parent, needs=[parent])
+        assert world.answers[-1] == [ev.Settle(task, Cancelled())]
+        call = world.call(actor, parent=parent)
+        assert world.answers[-1] == [ev.Settle(call, Cancelled())]
+        made = world.actor(parent=parent)
+        died = ActorDied(made, "it was cancelled before it was made", made)
+        assert world.answers[-1] == [ev.Settle(made, Cancelled()), ev.ActorEnded(made, died)]
+    else:
+        assert world.submit(parent=parent) in world.runs
+    world.finish(parent)
+    assert world.submit(parent=parent) in world.runs
+
+
+def test_grandchildren_that_come_after_the_cancel(core: MakeWorld) -> None:
+    world = core(cpus=4)
+    parent = world.submit()
+    child = world.submit(parent=parent)
+    world.cancel(child, recursive=False)
+    late = world.submit(parent=child)
+    assert late in world.runs
+    world.cancel(parent)
+    for each in (child, late):
+        assert world.settled[world.submit(parent=each)] == Cancelled()
 
 
 def test_cancel_the_children_of_one_that_is_over(core: MakeWorld) -> None:
@@ -836,7 +872,7 @@ def test_a_long_run_leaves_nothing_behind(core: MakeWorld) -> None:
             world.exit(min(world.ending))
         world.done(task)
     core_ = world.scheduler
-    assert len(core_.workers) < 25
-    assert len(core_.idle._groups) < 25
+    assert len(core_.workforce.workers) < 25
+    assert len(core_.workforce.idle._groups) < 25
     assert len(core_.capacity._fits) <= 256
     assert len(core_.deadlines.heap) < 1100

@@ -8,7 +8,7 @@ import pytest
 
 from gpunb.core.resources import UNIT, Device, Machine
 from gpunb.core.scheduler import Scheduler
-from gpunb.core.snapshot import SHOWN_PER_LINE, available, snapshot, why
+from gpunb.core.snapshot import SHOWN_PER_LINE, ActorView, available, snapshot, why
 from tests.core.conftest import MakeWorld
 from tests.core.world import World, ask
 
@@ -40,6 +40,7 @@ def test_an_idle_machine(core: MakeWorld) -> None:
         "waiting": [],
         "queued": 0,
         "workers": 0,
+        "actors": [],
     }
 
 
@@ -99,6 +100,52 @@ def test_devices(core: MakeWorld) -> None:
     assert (third.free, third.held) == (0.0, ((6, 1.0),))
 
 
+def test_actors(core: MakeWorld) -> None:
+    world = core(gpus=2, cpus=4)
+    source = world.submit()
+    queued = world.actor(needs=[source])
+    starting = world.actor()
+    alive = world.ready_actor(ask(gpus=0.5))
+    world.call(alive)
+    world.call(alive, needs=[source])
+    restarting = world.ready_actor(max_restarts=1)
+    world.exit(world.scheduler.actors.book[restarting].worker or 0)
+    ending = world.ready_actor()
+    world.kill(ending)
+    gone = world.ready_actor()
+    world.kill(gone)
+    world.exit(world.scheduler.actors.book[gone].worker or 0)
+    seen = snapshot(world.scheduler, world.now).actors
+    assert {each.id: (each.state, each.restarts) for each in seen} == {
+        queued: ("queued", 0),
+        starting: ("starting", 0),
+        alive: ("alive", 0),
+        restarting: ("restarting", 1),
+        ending: ("ending", 0),
+    }
+    by_id = {each.id: each for each in seen}
+    assert by_id[queued].worker is None
+    assert by_id[alive] == ActorView(
+        alive, f"a{alive}", "alive", 0, 3, ((0, 0.5),), waiting=1, running=1
+    )
+
+
+def test_why_a_call_waits_for_its_actor(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    source = world.fresh(ask(gpus=1))
+    queued, unready, starting = world.actor(ask(gpus=1)), world.actor(needs=[source]), world.actor()
+    texts = [why(world.scheduler, world.call(each)) for each in (queued, unready, starting)]
+    assert texts == [
+        "waits for actor #2 to start: needs 1 whole GPU; 0 of 1 are wholly free, held by #1",
+        "waits for actor #3 to start: takes the result of #1",
+        "waits for actor #4 to start",
+    ]
+    world.finish(starting)
+    running, waits = world.call(starting), world.call(starting)
+    assert running
+    assert why(world.scheduler, waits) == f"waits for its turn in actor #{starting}"
+
+
 def test_what_is_available(core: MakeWorld) -> None:
     world = busy(core)
     assert available(world.scheduler) == {
@@ -138,7 +185,9 @@ def test_why(core: MakeWorld) -> None:
     assert why(world.scheduler, many) == "takes the result of #1, #2, #3, #4 and others"
     actor = world.actor()
     call = world.call(actor)
-    assert why(world.scheduler, call) == f"waits for its turn in actor #{actor}"
+    assert why(world.scheduler, call) == (
+        f"waits for actor #{actor} to start: 3 worker processes run, which is the most allowed"
+    )
 
 
 def test_why_behind_a_reservation(core: MakeWorld) -> None:

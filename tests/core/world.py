@@ -10,17 +10,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from gpunb.core import events as ev
 from gpunb.core.placement import Capacity
-from gpunb.core.records import Task, Worker
+from gpunb.core.records import Actor, Task, Worker
 from gpunb.core.resources import UNIT, Allocation, Demand, Device, Machine
 from gpunb.core.scheduler import Policy, Scheduler
 from gpunb.core.snapshot import snapshot
 from gpunb.core.tasks import (
+    ActorDied,
     ActorId,
     ActorSpec,
+    ActorUnavailable,
+    Cancelled,
+    Deadlocked,
+    Exited,
     Outcome,
     Report,
     Succeeded,
@@ -77,10 +83,15 @@ class World:
     Attributes:
         settled: how each task ended.
         runs: the attempt of each task that runs, as it was asked for.
+        ended: how later calls of each actor end that is over for good.
+        blocked: what each task that is blocked waits for.
+        disowned: tasks that were stopped together with their children while they ran.
+        exited: actors one of whose calls asked for their end.
         live: workers that were started and whose exit was not reported.
         ending: workers that get no more work and will exit: killed, retired, or after their last
             task.
         log: every event with its time.
+        checks: False to let it run fast, without looking at the books.
         broken: True once a check failed, so that nothing after it means anything.
     """
 
@@ -100,12 +111,18 @@ class World:
         self.attempts: dict[TaskId, int] = {}
         self.started: dict[TaskId, float] = {}
         self.cancelled: set[TaskId] = set()
+        self.parents: dict[TaskId, TaskId | None] = {}
+        self.ended: dict[ActorId, Outcome] = {}
+        self.blocked: dict[TaskId, ev.Blocked] = {}
+        self.disowned: set[TaskId] = set()
+        self.exited: set[ActorId] = set()
         self.live: dict[WorkerId, Allocation] = {}
         self.history: dict[WorkerId, list[TaskId]] = {}
         self.ending: set[WorkerId] = set()
         self.killed: set[WorkerId] = set()
         self.seen: set[WorkerId] = set()
         self.broken = False
+        self.checks = True
         self._ids = iter(range(1, 1_000_000))
 
     # ---------------------------------------------------------------------------------- what to do
@@ -120,7 +137,8 @@ class World:
             self._carry_out(decision)
         if kept is not None:
             assert ev.Settle(kept, Succeeded()) in decisions, "a result was thrown away"
-        check(self)
+        if self.checks:
+            check(self)
         self.broken = False
         return decisions
 
@@ -131,16 +149,50 @@ class World:
                 self.wake = None
             case ev.WorkerExited(worker):
                 self._gone(worker)
-            case ev.CancelRequested(task):
+            case ev.CancelRequested(task, recursive=recursive):
                 self.cancelled.add(task)
+                if recursive:
+                    self.disowned |= self._family(task) & set(self.runs)
+            case ev.Blocked(task, attempt) | ev.Unblocked(task, attempt):
+                if task in self.runs and self.runs[task].attempt == attempt:
+                    self.blocked.pop(task, None)
+                    if isinstance(event, ev.Blocked):
+                        self.blocked[task] = event
             case ev.Finished(task, attempt, worker, report):
                 run = self.runs.get(task)
                 if run and (run.attempt, run.worker) == (attempt, worker):
-                    del self.runs[task]
+                    self._stops(task)
+                    if report == Exited():
+                        self._exits(task, worker)
                     known = self.scheduler.tasks[task]
                     if report == Succeeded() and known.stop != "cancel" and not known.again:
                         return task
         return None
+
+    def _stops(self, task: TaskId) -> None:
+        del self.runs[task]
+        self.blocked.pop(task, None)
+        self.disowned.discard(task)
+
+    def _exits(self, task: TaskId, worker: WorkerId) -> None:
+        actor = self.calls.get(task, task)
+        if actor in self.rules:
+            self.exited.add(actor)
+        else:
+            self.ending.add(worker)
+
+    def _family(self, task: TaskId) -> set[TaskId]:
+        """The task and what its children and theirs are, as far as they are not over."""
+        found, todo = set(), [task]
+        while todo:
+            task = todo.pop()
+            found.add(task)
+            todo += [
+                each
+                for each, parent in self.parents.items()
+                if parent == task and each not in self.settled and each not in found
+            ]
+        return found
 
     def submit(
         self,
@@ -155,8 +207,7 @@ class World:
         demand = ask(cpus=1) if demand is None else demand
         made = TaskSpec(f"t{task}", demand, **spec)  # type: ignore[arg-type]
         self.specs[task] = made
-        self._will_need(task, needs)
-        self.send(ev.Submitted(task, made, tuple(needs), parent))
+        self._hand_in(ev.Submitted(task, made, tuple(needs), parent), task, parent)
         return task
 
     def fresh(self, demand: Demand, **options: object) -> TaskId:
@@ -176,8 +227,8 @@ class World:
         spec = TaskSpec(f"a{ident}", demand or Demand(), f"class {ident}", timeout=timeout)
         self.specs[ident] = spec
         self.rules[ident] = ActorSpec(**rules)
-        self._will_need(ident, needs)
-        self.send(ev.ActorCreated(ident, spec, self.rules[ident], tuple(needs), parent))
+        event = ev.ActorCreated(ident, spec, self.rules[ident], tuple(needs), parent)
+        self._hand_in(event, ident, parent)
         return ident
 
     def ready_actor(self, demand: Demand | None = None, **rules: int) -> ActorId:
@@ -193,17 +244,26 @@ class World:
         needs: Iterable[TaskId] = (),
         parent: TaskId | None = None,
         timeout: float | None = None,
+        retries: int = 0,
     ) -> TaskId:
         task = next(self._ids)
-        spec = TaskSpec(f"c{task}", Demand(), "method", timeout=timeout)
+        spec = TaskSpec(f"c{task}", Demand(), "method", timeout=timeout, max_retries=retries)
         self.specs[task] = spec
         self.calls[task] = actor
-        self._will_need(task, needs)
-        self.send(ev.CallSubmitted(task, actor, spec, tuple(needs), parent))
+        self._hand_in(ev.CallSubmitted(task, actor, spec, tuple(needs), parent), task, parent)
         return task
 
-    def _will_need(self, task: TaskId, needs: Iterable[TaskId]) -> None:
-        self.needs[task] = {need for need in needs if need not in self.settled}
+    def _hand_in(
+        self,
+        event: ev.Submitted | ev.ActorCreated | ev.CallSubmitted,
+        task: TaskId,
+        parent: TaskId | None,
+    ) -> None:
+        self.needs[task] = {need for need in event.needs if need not in self.settled}
+        self.parents[task] = parent
+        disowned = parent in self.disowned
+        self.send(event)
+        assert disowned == (self.settled.get(task) == Cancelled())
 
     def finish(self, task: TaskId, report: Report | None = None) -> list[ev.Decision]:
         run = self.runs[task]
@@ -235,8 +295,10 @@ class World:
     def release(self, actor: ActorId) -> list[ev.Decision]:
         return self.send(ev.ActorReleased(actor))
 
-    def block(self, task: TaskId) -> list[ev.Decision]:
-        return self.send(ev.Blocked(task, self.runs[task].attempt))
+    def block(self, task: TaskId, *on: TaskId, count: int | None = None) -> list[ev.Decision]:
+        """The task waits for all of these, or for so many."""
+        count = len(on) if count is None else count
+        return self.send(ev.Blocked(task, self.runs[task].attempt, on, count))
 
     def unblock(self, task: TaskId) -> list[ev.Decision]:
         return self.send(ev.Unblocked(task, self.runs[task].attempt))
@@ -282,6 +344,13 @@ class World:
                 assert task not in self.settled, f"settled #{task} twice"
                 self.settled[task] = outcome
                 assert task not in self.runs, f"settled #{task} while it runs"
+                if self.checks:
+                    self._check_outcome(task, outcome)
+            case ev.ActorEnded(actor, outcome):
+                assert actor not in self.ended, f"actor #{actor} ended twice"
+                self.ended[actor] = outcome
+                if self.checks:
+                    self._check_end(actor, outcome)
             case ev.Interrupt(worker, task, attempt):
                 assert worker in self.live
                 run = self.runs[task]
@@ -291,7 +360,8 @@ class World:
             case ev.Retire(worker):
                 assert worker in self.live
                 assert worker not in self.ending, "retired a worker that ends anyway"
-                assert not self.tasks_on(worker), "retired a worker that has work"
+                if self.history[worker][0] not in self.exited:
+                    assert not self.tasks_on(worker), "retired a worker that has work"
                 self.ending.add(worker)
             case ev.Kill(worker):
                 assert worker in self.live, "killed a worker that is gone"
@@ -303,6 +373,35 @@ class World:
             case ev.WakeAt(time):
                 assert self.wake is None or time < self.wake
                 self.wake = time
+
+    def _check_outcome(self, task: TaskId, outcome: Outcome) -> None:
+        match outcome:
+            case ActorUnavailable(actor):
+                assert self.calls[task] == actor
+                assert isinstance(self.log[-1][0], ev.WorkerExited), "it was not in flight"
+                assert not self._is_over(actor), "it will not be started again"
+            case ActorDied(actor):
+                assert self.calls.get(task, task) == actor
+                assert self._is_over(actor), "the actor goes on"
+                assert outcome == self.ended.get(actor, outcome) or "ended" in outcome.reason
+            case Deadlocked():
+                assert not self.could_run(task), f"#{task} could have run"
+
+    def _is_over(self, actor: ActorId) -> bool:
+        book = self.scheduler.actors.book
+        return actor not in book or book[actor].end is not None
+
+    def _check_end(self, actor: ActorId, outcome: Outcome) -> None:
+        assert actor in self.rules
+        assert isinstance(outcome, ActorDied)
+        assert outcome.actor == actor
+        assert actor in self.settled, "the constructor is not settled"
+        assert all(task in self.settled for task, owner in self.calls.items() if owner == actor), (
+            "calls of an actor that has ended are not settled"
+        )
+        assert all(self.history[each][0] != actor for each in self.live), "its process is there"
+        if "could not be made" in outcome.reason:
+            assert not self.could_run(actor), f"actor #{actor} could have been made"
 
     def tasks_on(self, worker: WorkerId) -> list[TaskId]:
         return [task for task, run in self.runs.items() if run.worker == worker]
@@ -330,14 +429,32 @@ class World:
         self.runs[task] = run
         if task not in self.calls:
             check_allocation(self.machine, spec.demand, run.allocation)
+        else:
+            self._check_order(task)
         if run.last:
             self.ending.add(run.worker)
+
+    def _check_order(self, task: TaskId) -> None:
+        """No call was passed over that its caller made before, or that could start as well."""
+        actor = self.calls[task]
+        ordered = self.rules[actor].max_concurrency == 1
+        held_up: set[TaskId | None] = set()
+        for other in sorted(each for each, owner in self.calls.items() if owner == actor):
+            if other == task:
+                break
+            if other in self.settled or other in self.runs:
+                continue
+            caller = self.parents[other]
+            assert not (ordered and caller == self.parents[task]), "not in the caller's order"
+            ready = all(self.settled.get(need) == Succeeded() for need in self.needs[other])
+            assert not ready or (ordered and caller in held_up), "an earlier one could start"
+            held_up.add(caller)
 
     def _most_attempts(self, task: TaskId) -> float:
         if task in self.rules:
             most = self.rules[task].max_restarts
         elif task in self.calls:
-            most = self.rules[self.calls[task]].max_task_retries
+            most = self.specs[task].max_retries
         else:
             most = self.specs[task].max_retries
         return math.inf if most < 0 else most + 1
@@ -362,10 +479,72 @@ class World:
 
     def _gone(self, worker: WorkerId) -> None:
         for task in self.tasks_on(worker):
-            del self.runs[task]
+            self._stops(task)
         self.live.pop(worker, None)
         self.ending.discard(worker)
         self.killed.discard(worker)
+
+    # ------------------------------------------------------------------------------ what could be
+
+    def copy(self) -> World:
+        """A world with the same past, that is not checked."""
+        other = World(self.machine, self.scheduler.policy)
+        other.checks = False
+        for books in ("specs", "rules", "calls", "parents", "needs"):
+            getattr(other, books).update(getattr(self, books))
+        for event, now in self.log[:-1]:
+            other.now = now
+            other.send(event)
+        other.now = self.now
+        return other
+
+    def could_run(self, task: TaskId) -> bool:
+        """Whether the task runs if, before the last event, whatever can end by itself ends."""
+        other = self.copy()
+        other.scheduler.policy = replace(self.scheduler.policy, deadlock_after=math.inf)
+        before = other.attempts.get(task, 0)
+        other.play_on()
+        return other.attempts.get(task, 0) > before
+
+    def play_on(self, *, kill: bool = False) -> None:
+        """All that can end by itself ends, and what waited for it goes on; time stands still.
+        Actors that are left are released, and killed in the end, if that may help."""
+        for _ in range(10_000):
+            if not self._play():
+                idle = [each for each in self.scheduler.actors.book if self._is_idle(each)]
+                kept = [each for each in idle if not self.scheduler.actors.book[each].released]
+                if kept:
+                    self.release(kept[0])
+                elif kill and idle:
+                    self.kill(idle[0])
+                else:
+                    return
+        raise AssertionError("does not come to an end")
+
+    def _is_idle(self, actor: ActorId) -> bool:
+        return not any(self.calls.get(task, task) == actor for task in self.runs)
+
+    def _play(self) -> bool:
+        for task in sorted(self.runs):
+            if self._goes_on(task):
+                self.finish(task)
+                return True
+        for worker in sorted(self.ending):
+            if not self.tasks_on(worker) or self._dies(worker):
+                self.exit(worker)
+                return True
+        return False
+
+    def _goes_on(self, task: TaskId) -> bool:
+        wait = self.blocked.get(task)
+        known = self.scheduler.tasks[task]
+        if wait is None or not wait.on or known.stop or known.spec.timeout is not None:
+            return True
+        over = sum(each in self.settled or each not in self.specs for each in wait.on)
+        return over >= min(wait.count, len(wait.on))
+
+    def _dies(self, worker: WorkerId) -> bool:
+        return worker in self.killed or self.history[worker][0] in self.exited
 
     # ------------------------------------------------------------------------------------- the end
 
@@ -403,16 +582,20 @@ class World:
         core = self.scheduler
         assert set(self.settled) == set(self.specs), "not every task was settled"
         assert not core.tasks
-        assert not core.workers
+        assert not core.workforce.workers
         assert not core.queue.lines
         assert not core.queue.reservation
         assert not core._children
         assert not core._dependents
         assert not core.actors.book
+        assert set(self.ended) == set(self.rules), "not every actor has ended"
+        assert not core.deadlocks._waiters
+        assert core.deadlocks.due is None
+        assert core.workforce.running == 0
         assert not core.deadlines.heap
-        assert not list(core.idle)
-        assert core._busy == 0
-        for capacity in (core.capacity, core.obtainable):
+        assert not list(core.workforce.idle)
+        assert core.workforce.busy == 0
+        for capacity in (core.capacity, core.workforce.obtainable):
             assert capacity.shares == [UNIT] * len(self.machine.devices)
             assert capacity.cpus == self.machine.cpus
             assert tuple(sorted(capacity.resources.items())) == self.machine.resources
@@ -453,7 +636,7 @@ def check(world: World) -> None:
     _check_workers(world)
     _check_queue(world.scheduler)
     _check_family(world.scheduler)
-    _check_actors(world.scheduler)
+    _check_actors(world)
     _check_time(world)
     _check_liveness(world.scheduler)
     _check_snapshot(world)
@@ -472,7 +655,7 @@ def _check_decisions(world: World) -> None:
         assert core.capacity.cpus >= 0, "more CPUs were given out than there are"
     starts = [each.task for each in runs if each.task not in world.calls]
     if starts:
-        assert core._busy <= core.policy.max_workers
+        assert core.workforce.busy <= core.policy.max_workers
     for task in starts:
         if not world.needs[task]:
             before = [each for each in _line_of(world, task) if each < task]
@@ -497,12 +680,12 @@ def _line_of(world: World, task: TaskId) -> list[TaskId]:
 
 def _check_capacity(core: Scheduler) -> None:
     machine = core.machine
-    workers = list(core.workers.values())
+    workers = list(core.workforce.workers.values())
     lasting = [w for w in workers if w.actor is not None]
     waiting = [w for w in workers if w.actor is None and w.lent]
     for capacity, holders, waits in (
         (core.capacity, workers, []),
-        (core.obtainable, lasting, waiting),
+        (core.workforce.obtainable, lasting, waiting),
     ):
         shares, resources = [UNIT] * len(machine.devices), dict(machine.resources)
         for worker in [*holders, *waits]:
@@ -516,7 +699,7 @@ def _check_capacity(core: Scheduler) -> None:
         assert all(each >= 0 for each in resources.values())
     lent = sum(w.allocation.cpus for w in workers if w.lent)
     assert core.capacity.cpus == machine.cpus - sum(w.allocation.cpus for w in workers) + lent
-    assert core.obtainable.cpus == machine.cpus - sum(w.allocation.cpus for w in lasting)
+    assert core.workforce.obtainable.cpus == machine.cpus - sum(w.allocation.cpus for w in lasting)
 
 
 def _check_tasks(world: World) -> None:
@@ -527,7 +710,7 @@ def _check_tasks(world: World) -> None:
         assert (ident in world.runs) == (task.state == "running")
         if task.state == "running":
             assert task.worker is not None
-            worker = core.workers[task.worker]
+            worker = core.workforce.workers[task.worker]
             assert ident in worker.tasks
             assert task.attempt == world.runs[ident].attempt
             assert worker.id == world.runs[ident].worker
@@ -536,6 +719,10 @@ def _check_tasks(world: World) -> None:
         else:
             assert task.worker is None
             assert not task.blocked
+        wait = world.blocked.get(ident)
+        assert task.blocked == (wait is not None)
+        assert (task.on, task.count) == ((wait.on, wait.count) if wait else ((), 0))
+        assert task.disowned == (ident in world.disowned)
     over = set(world.specs) - set(world.settled)
     assert over <= set(core.tasks), "neither settled nor booked"
     assert set(world.runs) <= set(core.tasks)
@@ -543,20 +730,20 @@ def _check_tasks(world: World) -> None:
 
 def _check_workers(world: World) -> None:
     core = world.scheduler
-    assert set(core.workers) == set(world.live)
-    idle = list(core.idle)
+    assert set(core.workforce.workers) == set(world.live)
+    idle = list(core.workforce.idle)
     assert {id(worker) for worker in idle} == {
-        id(worker) for worker in core.workers.values() if worker.state == "idle"
+        id(worker) for worker in core.workforce.workers.values() if worker.state == "idle"
     }
-    assert core.idle.warm == sum(bool(worker.allocation.shares) for worker in idle)
-    assert core.idle.cold == len(idle) - core.idle.warm
-    assert core.idle.cold <= max(1, core.machine.cpus // UNIT)
-    assert all(core.idle._groups.values()), "an empty group is kept"
-    assert core._busy == sum(
+    assert core.workforce.idle.warm == sum(bool(worker.allocation.shares) for worker in idle)
+    assert core.workforce.idle.cold == len(idle) - core.workforce.idle.warm
+    assert core.workforce.idle.cold <= max(1, core.machine.cpus // UNIT)
+    assert all(core.workforce.idle._groups.values()), "an empty group is kept"
+    assert core.workforce.busy == sum(
         worker.state == "busy" and worker.actor is None and not worker.lent
-        for worker in core.workers.values()
+        for worker in core.workforce.workers.values()
     )
-    for worker in core.workers.values():
+    for worker in core.workforce.workers.values():
         _check_worker(world, worker)
 
 
@@ -575,7 +762,7 @@ def _check_worker(world: World, worker: Worker) -> None:
         assert not worker.allocation.cpus
         assert not worker.allocation.resources
     if worker.state == "leaving":
-        assert not tasks
+        assert not tasks or worker.actor in world.exited
         assert worker.id in world.ending, "nobody told the worker to end"
 
 
@@ -596,7 +783,7 @@ def _check_queue(core: Scheduler) -> None:
     if queue.reservation:
         line = queue.reservation.line
         assert queue.lines[line.demand] is line, "kept for nobody"
-        assert core.obtainable.place(line.demand), "kept in vain"
+        assert core.workforce.obtainable.place(line.demand), "kept in vain"
 
 
 def _check_family(core: Scheduler) -> None:
@@ -609,34 +796,49 @@ def _check_family(core: Scheduler) -> None:
             assert task.id in core._dependents[need]
 
 
-def _check_actors(core: Scheduler) -> None:
+def _check_actors(world: World) -> None:
+    core = world.scheduler
     assert not core.actors._touched
+    assert not core.actors._ended
+    assert not set(core.actors.book) & set(world.ended)
+    assert set(core.actors.book) | set(world.ended) == set(world.rules), "lost an actor"
     for ident, actor in core.actors.book.items():
         constructor = core.tasks.get(ident)
-        waiting = [task for task in actor.calls if task.state != "over"]
-        assert all(task.state == "waiting" for task in waiting)
+        waiting = sorted(actor.calls, key=lambda task: task.id)
+        assert all(task.state == "waiting" and core.tasks[task.id] is task for task in waiting)
+        assert len(actor.calls._heads) <= 64 + 2 * len(actor.calls._lines)
         assert len(actor.running) <= actor.rules.max_concurrency
-        if constructor is None:
-            assert actor.state != "starting"
+        assert (actor.end is not None) == (actor.state == "ending")
+        if actor.worker is not None:
+            worker = core.workforce.workers[actor.worker]
+            assert worker.actor == ident
+            assert worker.tasks == (actor.running or {ident} & set(world.runs))
+        if actor.state == "ending":
             assert actor.worker is not None
-            worker = core.workers[actor.worker]
-            assert worker.tasks == actor.running
-            _check_turn(actor.state == "alive" and not worker.killed, actor, waiting)
+            assert actor.worker in world.ending, "nobody ends the actor"
+            assert not waiting
+        elif constructor is None:
+            assert actor.state == "alive"
+            assert actor.worker is not None
+            _check_turn(not worker.killed, actor, waiting)
         else:
             assert not actor.running
-            assert actor.state != "alive"
-            assert actor.worker is None
-    for worker in core.workers.values():
-        if worker.actor is not None and worker.actor not in core.actors.book:
-            assert worker.state == "leaving"
+            assert actor.state == "starting"
+            assert actor.worker == constructor.worker
+    for worker in core.workforce.workers.values():
+        if worker.actor is not None:
+            assert core.actors.book[worker.actor].worker == worker.id
 
 
-def _check_turn(pumps: bool, actor: object, waiting: list[Task]) -> None:
-    running, limit = len(actor.running), actor.rules.max_concurrency  # type: ignore[attr-defined]
-    if pumps and running < limit and waiting:
-        assert waiting[0].needs, "a call could run and does not"
-    if pumps and actor.released:  # type: ignore[attr-defined]
-        assert waiting or running, "nobody needs the actor and it lives"
+def _check_turn(pumps: bool, actor: Actor, waiting: list[Task]) -> None:
+    if pumps and len(actor.running) < actor.rules.max_concurrency:
+        seen: set[TaskId | None] = set()
+        for task in waiting:
+            first = actor.rules.max_concurrency > 1 or task.parent not in seen
+            assert task.needs or not first, "a call could run and does not"
+            seen.add(task.parent)
+    if pumps and actor.released:
+        assert waiting or actor.running, "nobody needs the actor and it lives"
 
 
 def _check_time(world: World) -> None:
@@ -650,22 +852,28 @@ def _check_time(world: World) -> None:
         if task.state == "running" and task.spec.timeout is not None:
             assert task.worker is not None
             mine = {("timeout", task.id, task.attempt), ("overdue", task.id, task.attempt)}
-            assert mine & kinds or core.workers[task.worker].killed, "may run for ever"
-    for worker in core.workers.values():
+            assert mine & kinds or core.workforce.workers[task.worker].killed, "may run for ever"
+    for worker in core.workforce.workers.values():
         if worker.state == "leaving":
             assert ("exit", worker.id, 0) in kinds or worker.killed
-    if list(core.idle):
+    if list(core.workforce.idle):
         assert ("idle", 0, 0) in kinds
+    waiters = [task.id for task in core.tasks.values() if task.on and task.spec.timeout is None]
+    assert core.deadlocks._waiters == set(waiters)
+    assert core.workforce.running == len(world.runs)
+    suspicious = bool(waiters) and len(core.tasks) > len(world.runs)
+    assert suspicious == (core.deadlocks.due is not None)
+    assert suspicious == (("stuck", 0, 0) in kinds)
 
 
 def _check_liveness(core: Scheduler) -> None:
     """What fits runs. What would fit if idle workers made room has them make it."""
     for demand, line in core.queue.lines.items():
-        if core.full:
+        if core.workforce.full:
             break
         place = core.capacity.place(demand, core.queue.kept_from(line))
         assert place is None, "fits and waits"
-    workers = core.workers.values()
+    workers = core.workforce.workers.values()
     if all(w.state == "idle" or (w.actor is not None and w.state == "busy") for w in workers):
         free = _everything_free(core)
         for demand in core.queue.lines:
@@ -674,7 +882,7 @@ def _check_liveness(core: Scheduler) -> None:
 
 def _everything_free(core: Scheduler) -> Capacity:
     capacity = core.capacity.copy()
-    for worker in core.idle:
+    for worker in core.workforce.idle:
         capacity.give(worker.allocation)
     return capacity
 
@@ -689,5 +897,8 @@ def _check_snapshot(world: World) -> None:
     assert view.queued == len(core.tasks) - len(world.runs)
     assert view.workers == len(world.live)
     assert all(job.waits_for for job in view.waiting)
+    assert {each.id for each in view.actors} == set(world.rules) - set(world.ended)
+    running = sum(task in world.calls for task in world.runs)
+    assert sum(each.running for each in view.actors) == running
     for name, free in view.available.items():
         assert 0 <= free <= view.total[name]

@@ -16,7 +16,7 @@ from benchmarks import probe, report
 from benchmarks.lines import Line, Result
 from benchmarks.sessions import REAL
 
-TOPICS = ("floors", "startup", "fresh", "warm", "many", "data", "queue", "idle", "core")
+TOPICS = ("floors", "startup", "fresh", "warm", "many", "actors", "data", "queue", "idle", "core")
 OUT = Path(__file__).parent / "out"
 
 

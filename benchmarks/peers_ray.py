@@ -84,3 +84,30 @@ def argument(nbytes: int) -> Result:
     task = ray.remote(ends)
     ray.get(task.remote(array[:8]))
     return {"seconds": timed(lambda: ray.get(task.remote(array)), 1)}
+
+
+def actor_round_trips(n: int, kind: str = "Plain") -> Result:
+    from benchmarks import actors
+
+    ray = _start()
+    actor = actors.remote(ray, kind, {}).remote()
+    call = actor.later if kind == "Empty" else actor.nothing
+    return {"seconds": timed(lambda: ray.get(call.remote()), n, before=50)}
+
+
+def actor_at_once(n: int, kind: str = "Plain") -> Result:
+    from benchmarks import actors
+
+    return {"rates": [actors.calls_at_once(_start(), n, kind, {})]}
+
+
+def actor_lives(n: int) -> Result:
+    from benchmarks import actors
+
+    return {"seconds": actors.lives_of(_start(), n)}
+
+
+def actor_values(n: int) -> Result:
+    from benchmarks import actors
+
+    return {"rates": [actors.values_of(_start(), n)]}

@@ -21,17 +21,24 @@ from typing import TYPE_CHECKING, Any
 from gpunb._version import __version__
 
 if TYPE_CHECKING:
-    from gpunb import accelerators, exceptions
+    from gpunb import accelerators, actor, exceptions, util
     from gpunb.api import (
+        ActorHandle,
+        DynamicObjectRefGenerator,
         ObjectRef,
+        ObjectRefGenerator,
+        as_completed,
         available_resources,
         cancel,
         cluster_resources,
         get,
+        get_actor,
         get_gpu_ids,
         get_runtime_context,
         init,
         is_initialized,
+        kill,
+        method,
         put,
         remote,
         shutdown,
@@ -40,28 +47,37 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ActorHandle",
+    "DynamicObjectRefGenerator",
     "ObjectRef",
+    "ObjectRefGenerator",
     "__version__",
     "accelerators",
+    "actor",
+    "as_completed",
     "available_resources",
     "cancel",
     "cluster_resources",
     "exceptions",
     "get",
+    "get_actor",
     "get_gpu_ids",
     "get_runtime_context",
     "init",
     "is_initialized",
+    "kill",
     "load_ipython_extension",
+    "method",
     "put",
     "remote",
     "shutdown",
     "status",
     "unload_ipython_extension",
+    "util",
     "wait",
 ]
 
-_MODULES = ("accelerators", "exceptions")
+_MODULES = ("accelerators", "actor", "exceptions", "util")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,22 +5,35 @@ from __future__ import annotations
 from typing import Any, TypeVar, overload
 
 from gpunb import backend, serialize
+from gpunb.actor import ActorHandle, RemoteClass, current_actor, get_actor, kill, method
+from gpunb.backend import STREAM
+from gpunb.completion import as_completed
+from gpunb.decorators import remote
+from gpunb.generators import DynamicObjectRefGenerator, ObjectRefGenerator
 from gpunb.refs import ObjectRef, check_timeout, value_of
-from gpunb.remote_function import RemoteFunction, remote
+from gpunb.remote_function import RemoteFunction
 from gpunb.session import Session, init, is_initialized, shutdown
 
 __all__ = [
+    "ActorHandle",
+    "DynamicObjectRefGenerator",
     "ObjectRef",
+    "ObjectRefGenerator",
+    "RemoteClass",
     "RemoteFunction",
     "Session",
+    "as_completed",
     "available_resources",
     "cancel",
     "cluster_resources",
     "get",
+    "get_actor",
     "get_gpu_ids",
     "get_runtime_context",
     "init",
     "is_initialized",
+    "kill",
+    "method",
     "put",
     "remote",
     "shutdown",
@@ -77,9 +90,11 @@ def put(value: T) -> ObjectRef[T]:
 
 
 def wait(
-    refs: list[ObjectRef[Any]], *, num_returns: int = 1, timeout: float | None = None
-) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+    refs: list[Any], *, num_returns: int = 1, timeout: float | None = None
+) -> tuple[list[Any], list[Any]]:
     """Wait until `num_returns` of the refs are ready (or failed), at most `timeout` seconds.
+
+    A generator of refs may stand among them: it is ready when its next ref is, or its end.
 
     Returns:
         Two lists in the order of `refs`: at most `num_returns` that are ready, and the rest.
@@ -90,7 +105,10 @@ def wait(
     """
     if not isinstance(refs, list):
         raise TypeError(f"wait takes a list of ObjectRef, not {_named(refs)}")
-    objects = [_identity(ref, "wait") for ref in refs]
+    objects = [
+        ref.next_object if isinstance(ref, ObjectRefGenerator) else _identity(ref, "wait")
+        for ref in refs
+    ]
     if not refs:
         return [], []
     if len(set(objects)) != len(objects):
@@ -99,21 +117,31 @@ def wait(
         raise ValueError(f"num_returns={num_returns!r} must be between 1 and {len(refs)}")
     check_timeout(timeout)
     there = backend.current().wait(objects, num_returns, timeout)
-    ready = [ref for ref in refs if ref.id in there][:num_returns]
-    chosen = set(ready)
-    return ready, [ref for ref in refs if ref not in chosen]
+    ready: list[Any] = []
+    rest: list[Any] = []
+    for ref, obj in zip(refs, objects, strict=True):
+        (ready if obj in there and len(ready) < num_returns else rest).append(ref)
+    return ready, rest
 
 
-def cancel(ref: ObjectRef[Any], *, force: bool = False, recursive: bool = True) -> None:
+def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
     """Stop the task that makes the ref, if it is not over; `get` then raises TaskCancelledError.
 
     A queued task is removed. A running one gets a KeyboardInterrupt; with `force` its process
-    is killed. With `recursive`, so are the tasks that it submitted.
+    is killed. With `recursive`, so are the tasks that it submitted. A call of an actor whose
+    calls are coroutines gets an asyncio.CancelledError; one that runs in a thread can only ask
+    ``gpunb.get_runtime_context().is_canceled()``.
+
+    Args:
+        ref: a ref, or the generator of a task's refs.
 
     Raises:
-        TypeError: not a ref.
+        TypeError: neither.
+        ValueError: `force` for a call of an actor.
     """
-    backend.current().cancel(_identity(ref, "cancel"), force, recursive)
+    generator = isinstance(ref, ObjectRefGenerator)
+    obj = (ref.task_id, STREAM) if generator else _identity(ref, "cancel")
+    backend.current().cancel(obj, force, recursive)
 
 
 def get_gpu_ids() -> list[int | str]:
@@ -138,6 +166,32 @@ class RuntimeContext:
     def get_task_name(self) -> str | None:
         """Its name; None in the kernel."""
         return self._context.name
+
+    def get_actor_id(self) -> int | None:
+        """The number of the actor that this is; None elsewhere."""
+        return self._context.actor
+
+    def get_actor_name(self) -> str | None:
+        """The name for `get_actor` of the actor that this is; None if there is none."""
+        return self._context.actor_name
+
+    @property
+    def current_actor(self) -> ActorHandle:
+        """A handle to the actor that this is.
+
+        Raises:
+            GpunbError: it is none.
+        """
+        return current_actor()
+
+    @property
+    def was_current_actor_reconstructed(self) -> bool:
+        """Whether the actor that this is was started again after a crash."""
+        return self._context.restarted
+
+    def is_canceled(self) -> bool:
+        """Whether the running call was cancelled, for calls that run in threads."""
+        return self._context.cancelled is not None and self._context.cancelled()
 
     @property
     def attempt(self) -> int | None:

@@ -12,12 +12,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from gpunb.core.tasks import TaskSpec
+from gpunb.core.tasks import ActorId, ActorSpec, TaskSpec
 from gpunb.exceptions import GpunbError
 from gpunb.serialize import Payload
 
 ObjectId: TypeAlias = tuple[int, int]
-"""(task, index of its result), or (0, serial number) for what was `put`."""
+"""(task, index of its result), or (0, serial number) for what was `put`.
+
+Below 0 the index is no result's, but stands for something that lives as long as there are
+references to it.
+"""
+
+HANDLE = -1
+"""The index for the handles of an actor, whose id is that of the task that makes it."""
+
+STREAM = -2
+"""The index for the generator of a task's results, which come one by one."""
+
+STREAMING = -1
+"""As a number of results: as many as the function yields, each as soon as it is there."""
+
+DYNAMIC = -2
+"""As a number of results: one, which holds a reference to each value that was yielded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +45,14 @@ class Call:
         code: the pickled function.
         arguments: pickled (args, kwargs), with a `Slot` for each result that it takes.
         inputs: the results for the slots.
-        returns: number of results.
+        returns: number of results, or `STREAMING` or `DYNAMIC`.
         retry: exceptions that are worth another attempt: none, all, or a pickled tuple of types.
-        kind: ``"call"``, or ``"cell"`` for a notebook's cell.
+        kind: ``"call"`` of a function, ``"create"`` for an actor's constructor, ``"method"`` for a
+            call of one (its name is the spec's function), or ``"cell"`` for a notebook's cell.
         sink: receives what the task shows (kind, content, payloads); None for the default.
+        actor: whose method it is.
+        new: of the actor to make.
+        held: what the function itself refers to.
     """
 
     spec: TaskSpec
@@ -43,6 +63,40 @@ class Call:
     retry: bytes | bool = False
     kind: str = "call"
     sink: Any = None
+    actor: ActorId = 0
+    new: NewActor | None = None
+    held: tuple[ObjectId, ...] = ()
+
+    def needed(self) -> tuple[ObjectId, ...]:
+        """The objects that must be there until the call is over."""
+        return (*self.inputs, *self.arguments.references, *self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class NewActor:
+    """What is said of an actor when it is asked for.
+
+    Attributes:
+        rules: for the scheduler.
+        type: the pickled description of its class, for those who ask for it by name.
+        name: by which it can be found; None if it cannot.
+        namespace: within which the name is its own.
+        get_if_exists: rather have the one that has the name already.
+        detached: it does not end with its last handle.
+        max_pending: calls that may wait or run; -1 without limit.
+        concurrent: its calls share an event loop, instead of having threads.
+        origin: the notebook's cell that asks. Run again, it replaces its actor of that name.
+    """
+
+    rules: ActorSpec
+    type: bytes
+    name: str | None = None
+    namespace: str = ""
+    get_if_exists: bool = False
+    detached: bool = False
+    max_pending: int = -1
+    concurrent: bool = False
+    origin: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +108,35 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where code runs. In a kernel all fields are None or empty."""
+    """Where code runs. In a kernel all fields are None or empty.
+
+    `actor` has the id of the actor and the pickled description of its class, `restarted` says
+    whether it lost its state before; `cancelled` tells whether the task was cancelled.
+    """
 
     task: int | None = None
     attempt: int | None = None
     name: str | None = None
     gpu_ids: tuple[int | str, ...] = ()
+    actor: ActorId | None = None
+    type: bytes = b""
+    actor_name: str | None = None
+    restarted: bool = False
+    cancelled: Callable[[], bool] | None = None
 
 
 class Backend(Protocol):
     """Carries out tasks and keeps objects."""
 
     def submit(self, call: Call) -> list[ObjectId]:
-        """Hand in a call; the caller holds one reference to each result.
+        """Hand in a call; the caller holds one reference to each result: to the generator if they
+        come one by one, to the actor if the call makes one.
 
         Raises:
             InfeasibleRequestError: the machine can never satisfy the demand.
+            PendingCallsLimitExceeded: the actor has as many calls as it takes.
+            ActorDiedError: the actor belongs to another session.
+            ValueError: the name of the actor is taken.
         """
 
     def put(self, payload: Payload) -> ObjectId:
@@ -89,10 +156,28 @@ class Backend(Protocol):
         """Call `callback` from any thread, once, when the object is there (or failed)."""
 
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
-        """Stop the task that makes the object, if it is not over."""
+        """Stop the task that makes the object, if it is not over.
+
+        Raises:
+            ValueError: `force` for a call of an actor, whose process it would end.
+        """
 
     def interrupt(self, obj: ObjectId) -> None:
         """Raise KeyboardInterrupt in the task that makes the object, and leave the rest to it."""
+
+    def take(self, obj: ObjectId) -> bool:
+        """Have the next value of a generator, which has been waited for: the caller then holds a
+        reference to it. False if there is none, because the generator is at its end."""
+
+    def find_actor(self, name: str, namespace: str) -> tuple[ObjectId, bytes]:
+        """The actor of that name and the description of its class; the caller holds a reference.
+
+        Raises:
+            ValueError: no actor has it.
+        """
+
+    def kill(self, actor: ActorId, restart: bool) -> None:
+        """End the process of an actor; it starts again if `restart`, as far as it may."""
 
     def hold(self, obj: ObjectId) -> None:
         """One more reference to the object exists here."""
@@ -101,7 +186,8 @@ class Backend(Protocol):
         """One reference less. May be called at any time, from any thread, even a destructor."""
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """``"total"``, ``"available"``, ``"status"`` or ``"job"``: facts as plain values."""
+        """``"total"``, ``"available"``, ``"status"``, ``"job"`` or ``"actor"``: facts as plain
+        values."""
 
     def context(self) -> Context:
         """Where the caller runs."""
@@ -116,6 +202,10 @@ class Outcome:
 
     payload: Payload
     failed: bool = False
+
+
+class ExitActor(BaseException):
+    """Raised in a method to end its actor."""
 
 
 _lock = threading.RLock()

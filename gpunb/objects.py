@@ -7,7 +7,8 @@ Two rules:
    its own. Nobody else sees that, and pages that are only read are never copied.
 
 A memory file lives as long as a descriptor or a mapping of it, in whatever process: when the last
-process dies, however it dies, nothing is left behind.
+process dies, however it dies, nothing is left behind. So it is with the files on disk that a
+segment can be moved to: they have no name either.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 from gpunb.exceptions import OutOfMemoryError
 
-__all__ = ["Buffer", "Segment", "untouched"]
+__all__ = ["Buffer", "Segment", "unnamed_file", "untouched"]
 
 Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 
@@ -40,7 +41,9 @@ PAGE_ALIGNED_FROM = 64 * 1024
 _MOST_BYTES = 0x7FFFF000
 _MOST_PIECES = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16
 _ZEROS = memoryview(bytes(PAGE))
+_COPIED_AT_ONCE = 64 << 20  # an interrupt is heard in between
 _NO_ROOM = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK}
 _MFD_NOEXEC_SEAL = 0x8  # not in the os module
 
 
@@ -128,6 +131,43 @@ class Segment:
             return _map_private(descriptor, self.size)
         except OSError as error:
             raise _clearer(error, self.size) from error
+
+    def spilled(self, folder: str) -> Segment:
+        """Return a segment with the same content in a file without a name in `folder`.
+
+        It can be mapped and sent like any other. A file cannot be sealed: instead its descriptor
+        is read-only, and so are its permissions. This segment stays open.
+
+        Raises:
+            OutOfMemoryError: if the disk, or what one may use of it, is full.
+            OSError: if there can be no file in the folder.
+        """
+        source = self.fileno()
+        try:
+            target = unnamed_file(folder)
+            try:
+                if self.size:
+                    _reserve(target, self.size)
+                    self._copy(source, target)
+                return Segment(_read_only(target), self.size)
+            finally:
+                os.close(target)
+        except OSError as error:
+            raise _clearer(error, self.size, f"in {folder}") from error
+
+    def _copy(self, source: int, target: int) -> None:
+        done = 0
+        while done < self.size:
+            try:
+                count = os.sendfile(target, source, done, min(self.size - done, _COPIED_AT_ONCE))
+            except OSError as error:
+                if done or error.errno not in _NOT_SUPPORTED:
+                    raise
+                _write_all(target, iter([self.map()]))
+                return
+            if not count:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            done += count
 
     def fileno(self) -> int:
         """Return the descriptor, which stays the segment's own.
@@ -326,6 +366,49 @@ def _memory_file() -> int:
         return os.dup(file.fileno())
 
 
+def unnamed_file(folder: str) -> int:
+    """Return a descriptor of an empty file in `folder` that no name leads to.
+
+    Raises:
+        OSError: if there can be none.
+    """
+    if hasattr(os, "O_TMPFILE"):
+        try:
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o400)
+        except OSError as error:  # EISDIR: the system is too old to know the flag
+            if error.errno not in {errno.EISDIR, *_NOT_SUPPORTED}:
+                raise
+    import tempfile
+
+    descriptor, path = tempfile.mkstemp(prefix="gpunb-", dir=folder)
+    try:
+        os.unlink(path)
+        os.fchmod(descriptor, 0o400)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Have the disk's blocks for a file: a full disk is met before anything is copied."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except AttributeError:  # macOS
+        pass
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+
+
+def _read_only(descriptor: int) -> int:
+    """Return a descriptor of the same file that cannot be written through, where there is /proc."""
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return os.dup(descriptor)
+
+
 def _seal(descriptor: int) -> None:
     """Make the file unchangeable for everybody; unlinked files cannot be sealed."""
     names = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
@@ -339,12 +422,12 @@ def _seal(descriptor: int) -> None:
             raise
 
 
-def _clearer(error: OSError, size: int) -> Exception:
+def _clearer(error: OSError, size: int, where: str = "of shared memory") -> Exception:
     """Return what to raise instead of `error` when `size` bytes could not be had."""
     if error.errno not in _NO_ROOM:
         return error
     return OutOfMemoryError(
-        f"no room for {size:,} bytes ({size / 2**30:.2f} GiB) of shared memory: {error.strerror}"
+        f"no room for {size:,} bytes ({size / 2**30:.2f} GiB) {where}: {error.strerror}"
     )
 
 

@@ -74,23 +74,7 @@ class ObjectRef(Generic[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        import asyncio  # not before it is needed: it takes as long as all of this package
-
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-
-        def tell() -> None:
-            try:
-                loop.call_soon_threadsafe(ready.set)
-            except RuntimeError:
-                pass  # the loop was closed: nobody waits any more
-
-        backend.current().notify(self.id, tell)
-        while not ready.is_set():
-            try:
-                await asyncio.wait_for(ready.wait(), HEARTBEAT)
-            except TimeoutError:
-                continue
+        await there(self.id)
         return self.result(0)
 
     @property
@@ -123,6 +107,27 @@ class ObjectRef(Generic[T]):
             facts = None
         suffix = f"[{index}]" if index else ""
         return f"<ObjectRef {describe(task, facts)}{suffix}>"
+
+
+async def there(obj: ObjectId) -> None:
+    """Return when the object is there, or failed."""
+    import asyncio  # not before it is needed: it takes as long as all of this package
+
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+
+    def tell() -> None:
+        try:
+            loop.call_soon_threadsafe(ready.set)
+        except RuntimeError:
+            pass  # the loop was closed: nobody waits any more
+
+    backend.current().notify(obj, tell)
+    while not ready.is_set():
+        try:
+            await asyncio.wait_for(ready.wait(), HEARTBEAT)
+        except TimeoutError:
+            continue
 
 
 def check_timeout(timeout: float | None) -> None:

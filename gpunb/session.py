@@ -15,6 +15,7 @@ from gpunb import accelerators, backend
 from gpunb.core.placement import describe, type_resource
 from gpunb.core.resources import UNIT, Device, Machine, parse_resources
 from gpunb.exceptions import GpunbError
+from gpunb.runtime import memory
 
 DEFAULT_PRELOAD = ("numpy", "IPython")
 """Imported before workers are forked, where installed. They only import, and never compute."""
@@ -76,6 +77,8 @@ def init(
     preload: Sequence[str] | None = None,
     ignore_reinit_error: bool = False,
     start_method: str | None = None,
+    object_memory: float | str | None = None,
+    spill: bool | str | os.PathLike[str] | None = None,
 ) -> Session:
     """Start a session: find the devices, start the scheduler and the first workers.
 
@@ -97,6 +100,10 @@ def init(
         ignore_reinit_error: return the running session instead of raising.
         start_method: ``"fork"`` (from a clean process, not from this one) or ``"spawn"``.
             GPUNB_START_METHOD.
+        object_memory: what results and `put` values may take together, in bytes or as a text
+            such as ``"10GiB"``. Default: half of the machine's memory, or of the cgroup's.
+        spill: a folder on a disk, or True for a temporary one: objects beyond `object_memory` are
+            moved there, those that were not used for longest, instead of being refused.
 
     Raises:
         RuntimeError: there is a session already.
@@ -122,6 +129,7 @@ def init(
         cpus = _count(num_cpus, "num_cpus", "GPUNB_NUM_CPUS")
         gpus = _count(num_gpus, "num_gpus", "GPUNB_NUM_GPUS")
         extra = parse_resources(resources)
+        limit, folder = memory.parse_limit(object_memory), memory.parse_spill(spill)
         devices, notes, vendors = _devices(
             gpus, simulate or os.environ.get("GPUNB_SIMULATE"), extra
         )
@@ -131,10 +139,18 @@ def init(
             cpus = loky.cpu_count()
         machine = Machine(devices, cpus * UNIT, tuple(sorted(extra.items())))
         backend.install(
-            backend.load("local", machine=machine, preload=modules, method=method, vendors=vendors)
+            backend.load(
+                "local",
+                machine=machine,
+                preload=modules,
+                method=method,
+                vendors=vendors,
+                object_memory=limit,
+                spill=folder,
+            )
         )
-        if "ipykernel" in sys.modules:
-            importlib.import_module("gpunb.notebook.output").install()
+        if "IPython" in sys.modules:
+            importlib.import_module("gpunb.notebook").attach()
         _session = Session(machine, notes)
         return _session
 

@@ -377,6 +377,165 @@ def test_a_machine_that_forbids_executable_memory_files(monkeypatch):
     assert len(tried) == 2
 
 
+# ----------------------------------------------------------------------------------------- to disk
+
+
+def kind(descriptor):
+    return "memory" if "memfd:" in os.readlink(f"/proc/self/fd/{descriptor}") else "file"
+
+
+def test_a_spilled_segment_is_the_same_to_whoever_maps_it(tmp_path):
+    data = os.urandom(200_001)
+    segment, _ = Segment.write([data])
+    before = segment.map()
+    with segment, segment.spilled(str(tmp_path)) as moved:
+        assert not segment.closed
+        assert kind(moved.fileno()) == "file"
+        assert moved.size == segment.size == 200_001
+        mine, other = moved.map(), moved.map()
+        assert mine == other == before == data
+        mine[0] ^= 1
+        mine[200_000] ^= 1
+        assert other == moved.map() == before == data
+        assert not os.get_inheritable(moved.fileno())
+        with moved.spilled(str(tmp_path)) as again, again.dup() as third:
+            assert third.map() == data
+        assert os.listdir(tmp_path) == []
+    assert other == data
+
+
+@linux
+def test_a_spilled_segment_cannot_be_written_to(tmp_path):
+    segment, _ = Segment.write([b"a" * 100])
+    with segment, segment.spilled(str(tmp_path)) as moved:
+        assert os.fstat(moved.fileno()).st_mode & 0o777 == 0o400
+        for change in (
+            lambda: os.pwrite(moved.fileno(), b"b", 0),
+            lambda: os.ftruncate(moved.fileno(), 10),
+            lambda: mmap.mmap(moved.fileno(), 100, flags=mmap.MAP_SHARED),
+        ):
+            with pytest.raises(OSError, match=r"Bad file|Invalid|Permission"):
+                change()
+        if os.geteuid():
+            with pytest.raises(PermissionError):
+                os.open(f"/proc/self/fd/{moved.fileno()}", os.O_RDWR)
+
+
+@linux
+def test_the_pages_of_a_spilled_segment_can_be_told(tmp_path):
+    segment, _ = Segment.write([os.urandom(200_000)])
+    with segment, segment.spilled(str(tmp_path)) as moved:
+        view = moved.map()
+    sum(view)
+    assert untouched(view)
+    view[100_000] = view[100_000]
+    assert not untouched(view)
+    assert untouched(view[:PAGE])
+
+
+@pytest.mark.parametrize("size", [0, 1, PAGE, 3 * PAGE + 1])
+def test_any_size_can_be_spilled(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(objects, "_COPIED_AT_ONCE", PAGE)
+    data = os.urandom(size)
+    segment, _ = Segment.write([data])
+    with segment, segment.spilled(str(tmp_path)) as moved:
+        assert moved.map() == data
+
+
+def unsupported(*_):
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
+@pytest.mark.parametrize("without", ["O_TMPFILE", "its file system", "all", "/proc"])
+def test_systems_that_can_do_less(tmp_path, monkeypatch, without):
+    data = os.urandom(200_000)
+    segment, _ = Segment.write([data])
+    whole = os.open
+
+    def poor(path, flags, *rest, **named):
+        if without == "/proc" and str(path).startswith("/proc"):
+            raise FileNotFoundError(errno.ENOENT, "no /proc")
+        if without != "/proc" and flags & os.O_TMPFILE == os.O_TMPFILE:
+            unsupported()
+        return whole(path, flags, *rest, **named)
+
+    with segment, monkeypatch.context() as patch:
+        if without == "O_TMPFILE":
+            patch.delattr(os, "O_TMPFILE")
+        else:
+            patch.setattr(os, "open", poor)
+        if without == "all":
+            patch.setattr(os, "sendfile", unsupported)
+            patch.setattr(os, "posix_fallocate", unsupported)
+        moved = segment.spilled(str(tmp_path))
+    with moved:
+        assert os.listdir(tmp_path) == []
+        assert os.fstat(moved.fileno()).st_mode & 0o777 == 0o400
+        assert moved.map() == data
+
+
+@pytest.mark.parametrize("where", ["posix_fallocate", "sendfile", "open"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_is_full_or_broken_is_a_clear_error_and_leaves_nothing(
+    tmp_path, monkeypatch, where, code
+):
+    def fails(*_):
+        raise OSError(code, os.strerror(code))
+
+    segment, _ = Segment.write([bytes(100_000)])
+    before = open_descriptors()
+    with segment:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, where, fails)
+            expected = OSError if code == errno.EIO else OutOfMemoryError
+            with pytest.raises(expected, match=os.strerror(code)) as info:
+                segment.spilled(str(tmp_path))
+        if code != errno.EIO:
+            assert f"100,000 bytes (0.00 GiB) in {tmp_path}" in str(info.value)
+        assert open_descriptors() == before
+        assert os.listdir(tmp_path) == []
+
+
+def test_a_segment_that_ends_early_is_not_waited_for(tmp_path):
+    short = Segment(os.memfd_create("gpunb"), 100)
+    with short, pytest.raises(OSError, match="Input/output"):
+        short.spilled(str(tmp_path))
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    segment, _ = Segment.write([b"abc"])
+    with segment, pytest.raises(FileNotFoundError):
+        segment.spilled(str(tmp_path / "none"))
+
+
+@linux
+def test_a_real_limit_of_files_is_met(tmp_path):
+    script = (
+        "import os, resource, sys; from gpunb.objects import Segment\n"
+        "segment, _ = Segment.write([bytes(1 << 21)])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try: segment.spilled(sys.argv[1])\n"
+        "except MemoryError as error: print(error)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert done.stdout.startswith(f"no room for 2,097,152 bytes (0.00 GiB) in {tmp_path}: File")
+    assert os.listdir(tmp_path) == []
+
+
+@linux
+def test_a_killed_process_leaves_no_file(tmp_path):
+    script = (
+        "import os, sys; from gpunb.objects import Segment\n"
+        "segment, _ = Segment.write([bytes(1 << 20)])\n"
+        "moved = segment.spilled(sys.argv[1])\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == -9
+    assert os.listdir(tmp_path) == []
+
+
 # --------------------------------------------------------------------------------------- untouched
 
 

@@ -9,24 +9,33 @@ import pytest
 import gpunb
 
 PUBLIC = [
+    "ActorHandle",
+    "DynamicObjectRefGenerator",
     "ObjectRef",
+    "ObjectRefGenerator",
     "__version__",
     "accelerators",
+    "actor",
+    "as_completed",
     "available_resources",
     "cancel",
     "cluster_resources",
     "exceptions",
     "get",
+    "get_actor",
     "get_gpu_ids",
     "get_runtime_context",
     "init",
     "is_initialized",
+    "kill",
     "load_ipython_extension",
+    "method",
     "put",
     "remote",
     "shutdown",
     "status",
     "unload_ipython_extension",
+    "util",
     "wait",
 ]
 

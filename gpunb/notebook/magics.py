@@ -11,9 +11,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from gpunb import api
+from gpunb import api, notebook
 from gpunb.core.options import Options
-from gpunb.notebook import output, running
+from gpunb.notebook import running
 from gpunb.notebook.view import StatusView
 
 _SIZE = re.compile(r"[0-9.]+\s*[kmgtp]?i?b\Z", re.IGNORECASE)
@@ -142,7 +142,7 @@ def _names(text: str | None, option: str) -> tuple[str, ...] | None:
 def register(shell: Any) -> None:
     """Register the magics and send functions' output to the cells that submit them."""
     shell.register_magics(GpuMagics)
-    output.install()
+    notebook.attach(shell)
 
 
 def unregister(shell: Any) -> None:

@@ -80,16 +80,20 @@ def relay(shell: Any, kind: str, what: str, content: Mapping[str, Any]) -> None:
 class Sent:
     """A sink that sends to the cell from which it was made, in a Jupyter kernel."""
 
-    def __init__(self, shell: Any, name: str) -> None:
+    def __init__(self, shell: Any, name: str, parent: Any = None) -> None:
+        self._shell = shell
         self._kernel = shell.kernel
-        get_parent = getattr(shell, "get_parent", None) or self._kernel.get_parent
-        self._parent = get_parent()
+        self._parent = parent or _request(shell)
         self._console = _Prefixed(name, self._stream)
         self._caps: dict[str, Cap] = {}
 
     def on(self, pid: int | None) -> None:
         """The worker's process, for the prefix of its lines."""
         self._console.on(pid)
+
+    def named(self, name: str) -> Sent:
+        """For a task of another name that shows in the same cell."""
+        return Sent(self._shell, name, self._parent)
 
     def text(self, stream: str, text: str) -> None:
         shown = self._caps.setdefault(stream, Cap()).feed(text)
@@ -123,10 +127,19 @@ class _Prefixed(output.Console):
         self._write_to(stream, text)
 
 
-def install() -> None:
+def install(shell: Any) -> None:
     """In a Jupyter kernel, send what functions print to the cells that submitted them."""
-    from IPython.core.getipython import get_ipython
+    output.install(lambda name: Sent(shell, name), lambda: _cell(shell))
 
-    shell = get_ipython()
-    if shell is not None and hasattr(shell, "kernel"):
-        output.install(lambda name: Sent(shell, name))
+
+def _request(shell: Any) -> Any:
+    """The message that has the running cell in it."""
+    get_parent = getattr(shell, "get_parent", None) or shell.kernel.get_parent
+    return get_parent()
+
+
+def _cell(shell: Any) -> str | None:
+    """The running cell, the same whenever it is run: the front end's name for it, or its text."""
+    request = _request(shell)
+    named = (request.get("metadata") or {}).get("cellId")
+    return named or (request.get("content") or {}).get("code")

@@ -5,16 +5,19 @@ from __future__ import annotations
 from gpunb.core import tasks
 from gpunb.exceptions import (
     ActorDiedError,
+    ActorUnavailableError,
+    DeadlockError,
     GpunbError,
     InfeasibleRequestError,
     OutOfMemoryError,
     TaskCancelledError,
     WorkerCrashedError,
 )
+from gpunb.runtime.actors import Actors
 from gpunb.runtime.jobs import Job
 
 
-def error_of(job: Job, outcome: tasks.Outcome) -> Exception:
+def error_of(job: Job, outcome: tasks.Outcome, actors: Actors) -> Exception:
     """What to raise for a task that ended without a result of its own."""
     match outcome:
         case tasks.Cancelled():
@@ -36,7 +39,17 @@ def error_of(job: Job, outcome: tasks.Outcome) -> Exception:
         case tasks.Refused():
             return InfeasibleRequestError(f"{job.label}: {outcome.reason}")
         case tasks.ActorDied():
-            return ActorDiedError(f"{job.label}: the actor is gone: {outcome.reason}")
+            reason = actors.why(outcome.actor, outcome.reason)
+            return ActorDiedError(
+                f"{job.label}: the actor #{outcome.actor} is gone: {reason}{job.last_words()}"
+            )
+        case tasks.ActorUnavailable():
+            return ActorUnavailableError(
+                f"{job.label}: the process of the actor #{outcome.actor} ended, and it starts "
+                f"again without its state: {outcome.reason}{job.last_words()}"
+            )
+        case tasks.Deadlocked():
+            return DeadlockError(f"{job.label} can never run: {outcome.reason}")
         case _:
             return GpunbError(f"{job.label} ended without a report: {outcome}")
 

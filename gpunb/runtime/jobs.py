@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from gpunb.backend import Call, ObjectId, Outcome
+from gpunb.backend import STREAMING, Call, ObjectId, Outcome
 from gpunb.core.tasks import TaskId, WorkerId
 from gpunb.runtime.output import Pipe, Sink
 from gpunb.workers.pool import Process
 
+HISTORY = 10_000
+"""Tasks remembered after their end, and events for a look back."""
+
+Wait: TypeAlias = tuple[tuple[TaskId, ...], int]
+"""The tasks whose end is waited for, and of how many of them; none if it is something else."""
+
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A task from its submission until it is settled. Times are of `time.monotonic`."""
+    """A task from its submission until it is settled. Times are of `time.monotonic`.
+
+    Attributes:
+        results: the objects that it makes, as far as their number is known beforehand.
+        handed_out: what the caller was given for it.
+        waits: what it waits for at this moment.
+    """
 
     id: TaskId
     call: Call
     results: list[ObjectId]
-    sink: Sink | None
+    handed_out: list[ObjectId]
     parent: TaskId | None = None
     worker: WorkerId | None = None
     attempt: int = 0
@@ -29,6 +41,17 @@ class Job:
     reported: tuple[int, list[Outcome]] | None = None
     stdout: Pipe | None = None
     stderr: Pipe | None = None
+    waits: list[Wait] = field(default_factory=list)
+
+    @property
+    def streams(self) -> bool:
+        """Whether its results come one by one."""
+        return self.call.returns == STREAMING
+
+    @property
+    def sink(self) -> Sink | None:
+        sink: Sink | None = self.call.sink
+        return sink
 
     @property
     def pid(self) -> int | None:
@@ -39,7 +62,7 @@ class Job:
     def label(self) -> str:
         return f"{self.call.spec.name} (#{self.id})"
 
-    def feed(self, stream: str, data: bytes) -> str:
+    def feed(self, stream: str, data: bytes | str) -> str:
         """Text of what the worker wrote, as far as it is whole."""
         pipe: Pipe | None = getattr(self, stream)
         if pipe is None:

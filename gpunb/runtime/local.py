@@ -15,12 +15,14 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gpunb.accelerators import pin_environment
-from gpunb.backend import Call, Context, ObjectId, Outcome
+from gpunb.backend import HANDLE, Call, Context, ObjectId, Outcome
 from gpunb.core import events as ev
 from gpunb.core.resources import Machine
 from gpunb.core.scheduler import Policy, Scheduler
+from gpunb.core.tasks import ActorId
 from gpunb.exceptions import GpunbError
 from gpunb.runtime.driver import Driver
+from gpunb.runtime.memory import Memory
 from gpunb.runtime.setup import Setups
 from gpunb.runtime.store import Store
 from gpunb.serialize import Payload
@@ -47,12 +49,15 @@ class Local:
         method: str = "fork",
         launched: Launched | None = None,
         vendors: Sequence[str] = (),
+        object_memory: int,
+        spill: str | None = None,
         standbys: int = 2,
         policy: Policy | None = None,
     ) -> None:
         self.machine = machine
         self.loop = Loop()
-        self.store = Store()
+        self.memory = Memory(object_memory, spill, self.loop.post)
+        self.store = Store(self.memory)
         descriptors = system.allow_descriptors(_DESCRIPTORS)
         if policy is None:
             policy = Policy(max_workers=min(Policy().max_workers, descriptors // 8))
@@ -72,15 +77,22 @@ class Local:
 
     def submit(self, call: Call) -> list[ObjectId]:
         self._check_alive()
-        job = self.driver.admit(call, call.sink, None)
-        self.loop.post((self.driver.submitted, job))
-        return job.results
+        if call.new is not None and call.new.name is not None:
+            # There, so that handles which were let go before this are gone, and names free.
+            return self._on_loop(functools.partial(self._submit_named, call))
+        job = self.driver.admission.admit(call, None)
+        self.loop.post((self.driver.admission.submitted, job))
+        return job.handed_out
 
     def put(self, payload: Payload) -> ObjectId:
         self._check_alive()
-        obj = self.driver.keep(payload)
+        self.memory.admit(payload, "the value of put")
+        try:
+            obj = self.driver.admission.keep(payload)
+        finally:
+            self.memory.release(payload)
         if payload.references:
-            self.loop.post((self.driver.hold_inner, payload))
+            self.loop.post((self.store.hold_inner, payload))
         return obj
 
     def fetch(self, objects: Sequence[ObjectId], timeout: float | None) -> list[Outcome]:
@@ -100,12 +112,32 @@ class Local:
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
         self._check_alive()
         self.store.entry(obj)
+        self.driver.check_force(obj, force)
         if obj[0]:
             self.loop.post((self.driver.feed, ev.CancelRequested(obj[0], force, recursive)))
 
     def interrupt(self, obj: ObjectId) -> None:
         self._check_alive()
         self.loop.post((self.driver.feed, ev.InterruptRequested(obj[0])))
+
+    def take(self, obj: ObjectId) -> bool:
+        self._check_alive()
+        return self.store.take(obj)
+
+    def find_actor(self, name: str, namespace: str) -> tuple[ObjectId, bytes]:
+        self._check_alive()
+
+        def find() -> tuple[ObjectId, bytes]:
+            actor = self.driver.actors.find(name, namespace)
+            obj = (actor.id, HANDLE)
+            self.store.hold(obj)
+            return obj, actor.new.type
+
+        return self._on_loop(find)
+
+    def kill(self, actor: ActorId, restart: bool) -> None:
+        self._check_alive()
+        self.loop.post((functools.partial(self.driver.kill, actor, restart=restart),))
 
     def hold(self, obj: ObjectId) -> None:
         self._check_alive()
@@ -119,9 +151,9 @@ class Local:
         if what == "total":
             return self.machine.totals()
         if what == "job":
-            return self.driver.job_facts(*arguments)
+            return self.driver.facts.job(*arguments)
         self._check_alive()
-        return self._on_loop(functools.partial(self.driver.tell, what, *arguments))
+        return self._on_loop(functools.partial(self.driver.facts.tell, what, *arguments))
 
     def context(self) -> Context:
         return Context()
@@ -133,6 +165,15 @@ class Local:
         atexit.unregister(self.shutdown)
         self.loop.post((self._stop,))
         self._thread.join(10)
+
+    def _submit_named(self, call: Call) -> list[ObjectId]:
+        found = self.driver.admission.existing(call)
+        if found is not None:
+            self.store.hold(found)
+            return [found]
+        job = self.driver.admission.admit(call, None)
+        self.driver.admission.submitted(job)
+        return job.handed_out
 
     def _check_alive(self) -> None:
         if os.getpid() != self._pid:
@@ -200,6 +241,7 @@ class Local:
             self.driver.close(GpunbError(f"the runtime stopped after an error: {error!r}"))
         finally:
             self.loop.close()
+            self.memory.close()
             self.store.clear()
 
     def _stop(self) -> None:

@@ -21,7 +21,8 @@ class Sink(Protocol):
     """Receives what one job shows. Called on the runtime's thread; must not block.
 
     One that has a method `on(pid)` is told of the worker's process before each text, one that
-    has a method `end()` of the end of the job.
+    has a method `end()` of the end of the job. One that has a method `named(name)` gives another
+    for a task that the job submits; without it they share one.
     """
 
     def text(self, stream: str, text: str) -> None:
@@ -41,6 +42,10 @@ class Console:
 
     def on(self, pid: int | None) -> None:
         self._pid = pid
+
+    def named(self, name: str) -> Console:
+        """For a task of another name that shows in the same place."""
+        return Console(name)
 
     def text(self, stream: str, text: str) -> None:
         prefix = f"({self._name} pid={self._pid}) "
@@ -71,15 +76,29 @@ Factory = Callable[[str], Sink]
 _factory: Factory = Console
 
 
-def install(factory: Factory | None) -> None:
-    """Use this for jobs submitted from now on; None for the standard streams."""
-    global _factory
+def _no_cell() -> str | None:
+    return None
+
+
+_origin: Callable[[], str | None] = _no_cell
+
+
+def install(factory: Factory | None, origin: Callable[[], str | None] = _no_cell) -> None:
+    """Use this for jobs submitted from now on; None for the standard streams. `origin` says
+    which cell of a notebook is running, in a way that stays the same when it is run again."""
+    global _factory, _origin
     _factory = factory or Console
+    _origin = origin
 
 
 def sink(name: str) -> Sink:
     """A sink for a job of this name, submitted here and now."""
     return _factory(name)
+
+
+def origin() -> str | None:
+    """The notebook's cell that submits a job here and now."""
+    return _origin()
 
 
 class Pipe:
@@ -91,9 +110,11 @@ class Pipe:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self.tail = b""
 
-    def feed(self, data: bytes) -> str:
-        self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
-        return self._decoder.decode(data)
+    def feed(self, data: bytes | str) -> str:
+        """The text of what was written, as far as it is whole."""
+        written = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+        self.tail = written[-TAIL:] if len(written) >= TAIL else (self.tail + written)[-TAIL:]
+        return data if isinstance(data, str) else self._decoder.decode(data)
 
     def last_lines(self, count: int = 10) -> str:
         text = self.tail.decode("utf-8", "backslashreplace")

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpunb import serialize
-from gpunb.backend import Call, ObjectId, Outcome
+from gpunb.backend import HANDLE, Call, ObjectId, Outcome
 from gpunb.core import events as ev
-from gpunb.exceptions import GetTimeoutError
+from gpunb.core.tasks import TaskId
+from gpunb.exceptions import GetTimeoutError, OutOfMemoryError
 from gpunb.objects import Segment
 from gpunb.runtime.store import Entry
 from gpunb.serialize import Payload
@@ -45,8 +46,19 @@ class Requests:
                     self._fetch(process, request, *request.arguments)
                 case "wait":
                     self._wait(process, request, *request.arguments)
+                case "watch":
+                    self._wait(process, request, request.arguments, 1, None, watch=True)
+                case "take":
+                    self._take(process, request, *request.arguments)
+                case "find_actor":
+                    self._find_actor(process, request, *request.arguments)
+                case "kill":
+                    actor, restart = request.arguments
+                    self._driver.kill(actor, restart=restart)
+                    self._reply(process, request, None)
                 case "cancel":
                     obj, force, recursive = request.arguments
+                    self._driver.check_force(obj, force)
                     self._driver.feed(ev.CancelRequested(obj[0], force, recursive))
                     self._reply(process, request, None)
                 case "interrupt":
@@ -54,7 +66,7 @@ class Requests:
                     self._reply(process, request, None)
                 case "ask":
                     what, arguments = request.arguments
-                    self._reply(process, request, self._driver.tell(what, *arguments))
+                    self._reply(process, request, self._driver.facts.tell(what, *arguments))
                 case unknown:
                     raise ValueError(f"a worker asked for {unknown!r}")
         except Exception as error:
@@ -78,23 +90,57 @@ class Requests:
         self._reply(process, request, None, [serialize.dumps(error)], failed=True)
 
     def _submit(self, process: Process, request: msg.Request, arguments: Payload) -> None:
-        spec, code, inputs, returns, retry, kind = pickle.loads(request.arguments[0])
-        call = Call(spec, code, arguments, inputs, returns, retry, kind)
-        parent = self._driver.jobs.get(request.task)
-        sink = parent.sink if parent is not None else None
-        job = self._driver.admit(call, sink, request.task or None)
-        self._driver.submitted(job)
-        results = job.results
+        driver = self._driver
+        facts = pickle.loads(request.arguments[0])
+        spec, code, inputs, returns, retry, kind, actor, new, held = facts
+        sink = driver.sink_of(process, request.task, spec.name)
+        call = Call(spec, code, arguments, inputs, returns, retry, kind, sink, actor, new, held)
+        found = driver.admission.existing(call)
+        if found is not None:
+            results = [found]
+            driver.store.hold(found)
+        else:
+            job = driver.admission.admit(call, request.task or None)
+            driver.admission.submitted(job)
+            results = job.handed_out
         assert process.worker is not None
-        self._driver.store.granted(process.worker, results)
+        driver.store.granted(process.worker, results)
         self._reply(process, request, results)
 
-    def _put(self, process: Process, request: msg.Request, payload: Payload) -> None:
-        obj = self._driver.keep(payload)
-        self._driver.hold_inner(payload)
+    def _take(self, process: Process, request: msg.Request, obj: ObjectId) -> None:
+        there = self._driver.store.take(obj)
+        if there:
+            assert process.worker is not None
+            self._driver.store.granted(process.worker, [obj])
+        self._reply(process, request, there)
+
+    def _find_actor(
+        self, process: Process, request: msg.Request, name: str, namespace: str
+    ) -> None:
+        record = self._driver.actors.find(name, namespace)
+        obj = (record.id, HANDLE)
+        self._driver.store.hold(obj)
         assert process.worker is not None
         self._driver.store.granted(process.worker, [obj])
-        self._reply(process, request, obj)
+        self._reply(process, request, (obj, record.new.type))
+
+    def _put(self, process: Process, request: msg.Request, payload: Payload) -> None:
+        driver, store = self._driver, self._driver.store
+
+        def there(error: OutOfMemoryError | None) -> None:
+            if error is not None:
+                self._fail(process, request, error)
+            else:
+                if process.worker is not None and not process.gone:
+                    obj = driver.admission.keep(payload)
+                    store.hold_inner(payload)
+                    store.granted(process.worker, [obj])
+                    self._reply(process, request, obj)
+                store.memory.release(payload)
+            store.drop_inner(payload)
+
+        store.hold_inner(payload)
+        store.memory.admit_soon([payload], "the value of put", there)
 
     # ------------------------------------------------------------------------------------- waiting
 
@@ -112,6 +158,8 @@ class Requests:
             failed = [each for each in outcomes if each is not None and each.failed]
             chosen: list[Outcome | None] = [*failed[:1]] if failed else outcomes
             payloads = [each.payload for each in chosen if each is not None]
+            for each in payloads:
+                store.memory.touch(each)
             self._reply(process, request, bool(failed), payloads)
 
         def late() -> None:
@@ -131,13 +179,15 @@ class Requests:
         objects: Sequence[ObjectId],
         count: int,
         timeout: float | None,
+        *,
+        watch: bool = False,
     ) -> None:
         def finish() -> None:
             store = self._driver.store
-            there = [obj for obj in objects if store.get(obj) is not None]
+            there = [obj for obj in objects if store.entry(obj).outcome is not None]
             self._reply(process, request, there)
 
-        self._when(process, request, objects, count, timeout, finish, finish)
+        self._when(process, request, objects, count, timeout, finish, finish, watch=watch)
 
     def _when(  # noqa: PLR0917 - one caller a kind of waiting, both just above
         self,
@@ -150,8 +200,10 @@ class Requests:
         late: Any,
         *,
         fail_fast: bool = False,
+        watch: bool = False,
     ) -> None:
-        """Finish when enough is there, or be late; meanwhile the task's CPUs are lent."""
+        """Finish when enough is there, or be late; meanwhile the task's CPUs are lent. One who
+        only watches may do other things as well, so that it is in no deadlock."""
         driver = self._driver
         entries = {obj: driver.store.entry(obj) for obj in objects}
         there = [each for each in entries.values() if each.outcome is not None]
@@ -175,7 +227,7 @@ class Requests:
                 entry.forget(callback)
             waiting.clear()
             if not process.gone:
-                driver.feed(ev.Unblocked(request.task, request.attempt))
+                driver.waits_no_more(request.task, request.attempt, wait)
                 try:
                     answer()
                 except Exception as error:
@@ -186,7 +238,9 @@ class Requests:
             if next(left) <= 0 or (fail_fast and outcome is not None and outcome.failed):
                 end(finish)
 
-        driver.feed(ev.Blocked(request.task, request.attempt))
+        missing = [obj for obj, entry in entries.items() if entry.outcome is None]
+        wait = ((), 0) if watch or timeout is not None else _condition(missing, count - len(there))
+        driver.waits(request.task, request.attempt, wait)
         for entry in entries.values():
             if entry.outcome is None:
                 callback = functools.partial(one, entry)
@@ -194,3 +248,13 @@ class Requests:
                 entry.notify(callback)
         if timeout is not None:
             driver.loop.at(time.monotonic() + timeout, lambda: end(late))
+
+
+def _condition(missing: Sequence[ObjectId], count: int) -> tuple[tuple[TaskId, ...], int]:
+    """Of which tasks, and of how many of them, the end is waited for; none if it is not sure."""
+    if not all(task for task, _ in missing):
+        return (), 0
+    tasks = tuple(dict.fromkeys(task for task, _ in missing))
+    if count >= len(missing):
+        return tasks, len(tasks)
+    return tasks, count if len(tasks) == len(missing) else 1

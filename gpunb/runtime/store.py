@@ -1,5 +1,9 @@
 """The objects: what is there, who waits for it, and how many references to it exist.
 
+Beside the results of tasks and what was put these are the values that generators yield, each made
+when it is yielded or first waited for, and, under indices below 0, what lives as long as there are
+references to it: generators and actors.
+
 References are counted on the loop's thread only; other threads post their changes in order.
 Entries are made by whoever hands in the task, and read by anybody.
 """
@@ -11,9 +15,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from gpunb.backend import ObjectId, Outcome
-from gpunb.core.tasks import WorkerId
+from gpunb.backend import HANDLE, STREAM, ObjectId, Outcome
+from gpunb.core.tasks import ActorId, TaskId, WorkerId
 from gpunb.exceptions import GetTimeoutError, ObjectLostError
+from gpunb.runtime.memory import Memory
+from gpunb.serialize import Payload
 
 
 class Entry:
@@ -43,19 +49,43 @@ class Entry:
             _taken(waiters, callback)
 
 
-class Store:
-    """All objects that anybody has a reference to."""
+_NOTHING = Outcome(Payload())
+
+_END = Outcome(Payload(), failed=True)
+"""Comes after the last value of a generator."""
+
+
+class _Stream:
+    """What a generator has yielded: `count` values, of which the first `taken` were handed out."""
+
+    __slots__ = ("count", "ended", "taken")
 
     def __init__(self) -> None:
+        self.count = 0
+        self.taken = 0
+        self.ended = False
+
+
+class Store:
+    """All objects that anybody has a reference to.
+
+    Attributes:
+        released: is called on the loop's thread with each actor to which no handle is left.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
         self._entries: dict[ObjectId, Entry] = {}
+        self._streams: dict[TaskId, _Stream] = {}
         self._workers: dict[WorkerId, dict[ObjectId, int]] = {}
+        self.released: Callable[[ActorId], object] = id
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def facts(self) -> dict[str, int]:
         """Counts for `status()`: objects, references, bytes of memory segments."""
-        entries = list(self._entries.values())
+        entries = [each for obj, each in list(self._entries.items()) if obj[1] >= 0]
         there = [each.outcome.payload for each in entries if each.outcome is not None]
         return {
             "objects": len(entries),
@@ -67,7 +97,15 @@ class Store:
 
     def create(self, obj: ObjectId, outcome: Outcome | None = None) -> None:
         """Book an object with one reference, which is the caller's."""
+        if outcome is not None:
+            self.memory.hold(outcome.payload)
         self._entries[obj] = Entry(outcome)
+
+    def create_living(self, obj: ObjectId) -> None:
+        """Book what is an actor or a generator, with one reference, which is the caller's."""
+        if obj[1] == STREAM:
+            self._streams[obj[0]] = _Stream()
+        self.create(obj, _NOTHING)
 
     def entry(self, obj: ObjectId) -> Entry:
         """The entry of an object.
@@ -76,6 +114,12 @@ class Store:
             ObjectLostError: nobody held a reference to it any more, or it is of another session.
         """
         entry = self._entries.get(obj)
+        if entry is None and (stream := self._streams.get(obj[0])) is not None and obj[1] >= 0:
+            entry = self._entries.setdefault(obj, Entry())
+            # Looked at after it was made: who ends the stream does it the other way round.
+            if stream.ended and obj[1] >= stream.count and entry.outcome is None:
+                self._entries.pop(obj, None)
+                return Entry(_END)
         if entry is None:
             raise ObjectLostError(
                 f"the object {obj} is not there: it belongs to a session that was shut down, "
@@ -113,6 +157,9 @@ class Store:
         failed = _first_failed(entries)
         if failed is not None:
             return [failed]
+        for entry in entries:
+            if entry.outcome is not None:
+                self.memory.touch(entry.outcome.payload)
         return [entry.outcome for entry in entries if entry.outcome is not None]
 
     def _wait_all(self, missing: dict[ObjectId, Entry], total: int, timeout: float | None) -> None:
@@ -126,15 +173,61 @@ class Store:
                     f"({shown}{', ...' if len(late) > 4 else ''}); the tasks go on"
                 )
 
+    def take(self, obj: ObjectId) -> bool:
+        """Hand out the next value of a generator with its reference; False at the end."""
+        entry = self.entry(obj)
+        if entry.outcome is None or entry.outcome is _END:
+            return False
+        stream = self._streams.get(obj[0])
+        if stream is not None:
+            stream.taken = max(stream.taken, obj[1] + 1)
+        return True
+
     # ------------------------------------------------------------------------- on the loop's thread
+
+    def yielded(self, obj: ObjectId, outcome: Outcome) -> None:
+        """A generator has a value; that of a further attempt is the same as before."""
+        stream = self._streams.get(obj[0])
+        if stream is None:
+            return  # nobody wants it any more
+        if obj[1] >= stream.taken:
+            self._entries.setdefault(obj, Entry())
+            stream.count = max(stream.count, obj[1] + 1)
+            self.settle(obj, outcome)
+
+    def end_stream(self, task: TaskId, failure: Outcome | None) -> None:
+        """A generator is over; what went wrong is its last value."""
+        stream = self._streams.get(task)
+        if stream is None:
+            return
+        if failure is not None:
+            self.yielded((task, stream.count), failure)
+        stream.ended = True
+        index = stream.count
+        while (entry := self._entries.get((task, index))) is not None:
+            self.settle((task, index), _END)
+            del self._entries[task, index]
+            index += 1
+            del entry
+
+    def _release(self, obj: ObjectId) -> None:
+        """There is no reference left to what lives as long as there is one."""
+        task, index = obj
+        if index == HANDLE:
+            self.released(task)
+        elif index == STREAM:
+            stream = self._streams.pop(task)
+            self._entries.pop((task, stream.count), None)  # if it was waited for in vain
+            for each in range(stream.taken, stream.count):
+                self.drop((task, each))
 
     def settle(self, obj: ObjectId, outcome: Outcome) -> None:
         """The object is there. What it holds references to is held until it is let go."""
         entry = self._entries.get(obj)
         if entry is None or entry.outcome is not None:
             return
-        for inner in outcome.payload.references:
-            self.hold(inner)
+        self.hold_inner(outcome.payload)
+        self.memory.hold(outcome.payload)
         entry.outcome = outcome
         waiters, entry.waiters = entry.waiters, None
         while waiters:
@@ -154,6 +247,16 @@ class Store:
         entry.count -= count
         if entry.count <= 0 and entry.outcome is not None:
             self._let_go(obj, entry)
+
+    def hold_inner(self, payload: Payload) -> None:
+        """Count the references that a value holds."""
+        for inner in payload.references:
+            self.hold(inner)
+
+    def drop_inner(self, payload: Payload) -> None:
+        """The opposite of `hold_inner`."""
+        for inner in payload.references:
+            self.drop(inner)
 
     def hold_for(self, worker: WorkerId, obj: ObjectId, count: int) -> None:
         """A worker gained or lost references."""
@@ -180,12 +283,15 @@ class Store:
     def clear(self) -> None:
         """Forget everything, and with it the memory."""
         self._entries.clear()
+        self._streams.clear()
         self._workers.clear()
 
     def _let_go(self, obj: ObjectId, entry: Entry) -> None:
         if self._entries.pop(obj, None) is not None and entry.outcome is not None:
-            for inner in entry.outcome.payload.references:
-                self.drop(inner)
+            self.memory.release(entry.outcome.payload)
+            self.drop_inner(entry.outcome.payload)
+            if obj[1] < 0:
+                self._release(obj)
 
 
 class _Counter:

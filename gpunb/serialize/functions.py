@@ -32,15 +32,19 @@ _FEW = 100
 _CONTAINERS: tuple[type, ...] = (list, tuple, set, frozenset, dict)
 
 
-def dumps_function(function: Callable[..., Any]) -> bytes:
-    """Pickle a function or class: by reference if it can be imported, else by value.
+def dumps_function(function: Callable[..., Any], noted: list[Any] | None = None) -> bytes:
+    """Pickle a function or class: by reference if it can be imported, else by value. What it
+    passes to `note_reference` is added to `noted`.
 
     Raises:
         TypeError: if it refers to something that cannot be pickled; the text says to what.
     """
     kind = "class" if isinstance(function, type) else "function"
     name = getattr(function, "__qualname__", None) or repr(function)
-    return dumps_in_band(function, what=f"{kind} {name}")
+    data, references = dumps_in_band(function, what=f"{kind} {name}")
+    if noted is not None:
+        noted.extend(references)
+    return data
 
 
 def loads_function(

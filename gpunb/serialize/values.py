@@ -117,14 +117,15 @@ def dumps(value: Any, *, what: str = "value", names: Sequence[str] = ()) -> Payl
         raise
 
 
-def dumps_in_band(value: Any, *, what: str = "value") -> bytes:
-    """Pickle `value` into one string of bytes, which `loads(Payload(...))` takes.
+def dumps_in_band(value: Any, *, what: str = "value") -> tuple[bytes, tuple[Any, ...]]:
+    """Pickle `value` into one string of bytes, which `loads(Payload(...))` takes; beside it what
+    was passed to `note_reference`.
 
     Raises:
         TypeError: as `dumps` does.
     """
-    pieces, _ = _pickle(value, None, what, ())
-    return b"".join(pieces)
+    pieces, references = _pickle(value, None, what, ())
+    return b"".join(pieces), references
 
 
 def loads(

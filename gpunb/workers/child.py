@@ -9,31 +9,24 @@ is imported or unpickled.
 from __future__ import annotations
 
 import atexit
-import inspect
 import io
 import os
-import pickle
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import cloudpickle
 
 from gpunb import backend, serialize
-from gpunb.backend import Context, Slot
 from gpunb.objects import Segment
-from gpunb.refs import value_of
-from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
-from gpunb.workers import system, threads
+from gpunb.workers import system
 from gpunb.workers.channel import Channel, ChannelClosed, decode, encode
 from gpunb.workers.interrupts import Interrupts
 from gpunb.workers.remote import Remote
-
-MOST_SEGMENTS = 200
-"""Of one message; the system's limit is 253 descriptors."""
+from gpunb.workers.running import Runner, flush
 
 _EXIT_GRACE = 3.0
 
@@ -58,7 +51,7 @@ def main(channel: int, out: int, err: int, interrupts: int) -> NoReturn:
 def leave() -> NoReturn:
     """End without the interpreter's clean-up, which takes half a second where torch is loaded."""
     if not atexit._ncallbacks():  # noqa: SLF001 - there is no public way
-        _flush()
+        flush()
         os._exit(0)
     threading.Thread(target=_run_exit_functions, daemon=True).start()
     _exited.wait(_EXIT_GRACE)
@@ -93,16 +86,13 @@ def own_streams() -> None:
 
 
 class Worker:
-    """Receives work and runs it, one task at a time."""
+    """Receives work and runs it, one task at a time; or is an actor."""
 
     def __init__(self, channel: Channel, interrupts: int) -> None:
         self._channel = channel
         self._interrupts = Interrupts(interrupts)
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._codes: dict[str, bytes] = {}
-        self._gpu_ids: tuple[int | str, ...] = ()
-        self._pid = os.getpid()
         self._remote = Remote(channel)
+        self._runner = Runner(self._remote, self._interrupts)
 
     def serve(self) -> None:
         _reseed()
@@ -111,105 +101,36 @@ class Worker:
         backend.install(self._remote)
         try:
             self._channel.send(msg.Ready(os.getpid()))
-            while True:
-                message, descriptors = self._remote.next_message()
-                match message:
-                    case msg.Execute():
-                        self.execute(message, [Segment.adopt(each) for each in descriptors])
-                        if message.last:
-                            return
-                    case msg.Retired():
-                        return
-                    case _:
-                        pass
+            self._serve()
         except ChannelClosed:
             return
 
-    # ------------------------------------------------------------------------------------ a task
+    def _serve(self) -> None:
+        runner = self._runner
+        threads: Any = None
+        while True:
+            message, descriptors = self._remote.next_message()
+            match message:
+                case msg.Execute():
+                    segments = [Segment.adopt(each) for each in descriptors]
+                    if threads is not None:
+                        threads.start(message, segments)
+                        continue
+                    if message.host is not None and (host := msg.Host(*message.host)).concurrent:
+                        from gpunb.workers.hosting import EventLoop
 
-    def execute(self, work: msg.Execute, segments: list[Segment]) -> None:
-        """Run one attempt and report it."""
-        if work.setup is not None:
-            self._set_up(msg.Setup(*work.setup))
-        if work.code is not None:
-            # Kept now: it is sent once, and an interrupt may come before it is unpickled.
-            self._codes[work.function] = work.code
-        self._remote.enter(Context(work.task, work.attempt, work.name, self._gpu_ids))
-        report, results = self._attempt(work, segments)
-        self._interrupts.end()
-        if os.getpid() != self._pid:
-            os._exit(0)  # a child that the function forked and let return
-        self._remote.leave()
-        _flush()
-        if len(results) > MOST_SEGMENTS:
-            results = [*results[:MOST_SEGMENTS], *map(_inline, results[MOST_SEGMENTS:])]
-        done = msg.Done(work.task, work.attempt, report, wires(results))
-        self._channel.send(done, [each.segment for each in results if each.segment is not None])
-        self._remote.report_references()
+                        EventLoop(runner, self._channel).serve(message, segments)
+                        return
+                    if not runner.execute(message, segments) or message.last:
+                        return
+                    if message.host is not None and host.concurrency > 1:
+                        from gpunb.workers.hosting import Threads
 
-    def _set_up(self, setup: msg.Setup) -> None:
-        for name, value in setup.environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        threads.obey(setup.environment)
-        self._gpu_ids = tuple(setup.gpu_ids)
-        if setup.directory is not None:
-            try:
-                os.chdir(setup.directory)
-            except OSError:
-                pass  # a directory that is gone is not worth the task
-        sys.path[:] = setup.path
-        sys.argv[:] = setup.argv
-
-    def _attempt(self, work: msg.Execute, segments: list[Segment]) -> tuple[str, list[Payload]]:
-        label = f"{work.name} (#{work.task})"
-        try:
-            try:
-                self._interrupts.begin((work.task, work.attempt))
-                value = self._call(work, segments)
-                return "ok", _results(value, work, label)
-            finally:
-                self._interrupts.end()
-        except BaseException as error:
-            if self._interrupts.hit and isinstance(error, KeyboardInterrupt):
-                return "interrupted", []
-            self._interrupts.end()
-            failure = serialize.dump_failure(error, task=label, skip=2)
-            return ("retry" if _retryable(error, work.retry) else "raised"), [failure]
-
-    def _call(self, work: msg.Execute, segments: list[Segment]) -> Any:
-        taken = iter(segments)
-        arguments = unwire(work.arguments, taken)
-        inputs = [unwire(each, taken) for each in work.inputs]
-        if work.kind == "cell":
-            from gpunb.workers import cells
-
-            return cells.run(arguments, self._remote.show, f"{work.name} (#{work.task})")
-        function = self._functions.get(work.function)
-        if function is None:
-            function = pickle.loads(self._codes[work.function])
-            self._functions[work.function] = function
-            del self._codes[work.function]
-        args, kwargs = serialize.loads(arguments)
-        if inputs:
-            values = [serialize.loads(each) for each in inputs]
-            if work.late:
-                values += [value_of(each) for each in self._remote.fetch(work.late, None)]
-            args = [values[each.index] if type(each) is Slot else each for each in args]
-            kwargs = {
-                name: values[each.index] if type(each) is Slot else each
-                for name, each in kwargs.items()
-            }
-        value = function(*args, **kwargs)
-        if inspect.iscoroutine(value):
-            value.close()
-            raise TypeError(
-                f"{work.name} is an async function: a task must be a plain one; "
-                "call asyncio.run inside it"
-            )
-        return value
+                        threads = Threads(runner, host.concurrency)
+                case msg.Retired():
+                    return
+                case _:
+                    pass
 
     def _rehearse(self) -> None:
         """One round trip of a function by value, on this process itself."""
@@ -217,83 +138,34 @@ class Worker:
         code = cloudpickle.dumps(_sample())
         arguments = serialize.dumps(((1, [2]), {"c": "3"}))
         work = msg.Execute(
-            0,
-            0,
-            "rehearsal",
-            "call",
-            None,
-            "",
-            code,
-            (arguments.wire(), False),
-            (),
-            (),
-            1,
-            False,
-            False,
+            task=0,
+            attempt=0,
+            name="rehearsal",
+            kind="call",
+            setup=None,
+            function="rehearsal",
+            code=code,
+            arguments=(arguments.wire(), False),
+            inputs=(),
+            late=(),
+            returns=1,
+            retry=False,
+            last=False,
         )
-        channel, self._channel = self._channel, ours
+        remote = Remote(ours)
+        runner = Runner(remote, self._interrupts)
         try:
             for _ in range(3):
                 theirs.send_encoded(encode(work))
-                message, _ = ours.receive()
+                message, _ = remote.next_message()
                 assert isinstance(message, msg.Execute)
-                self.execute(message, [])
+                runner.execute(message, [])
                 data, _ = theirs.receive_raw()
                 decode(data)
-                self._functions.clear()
+                runner.functions.clear()
         finally:
-            self._channel = channel
             ours.close()
             theirs.close()
-
-
-def _results(value: Any, work: msg.Execute, label: str) -> list[Payload]:
-    what = f"the result of {label}"
-    if isinstance(value, Payload):
-        return [value]
-    if work.returns == 1:
-        return [serialize.dumps(value, what=what)]
-    if work.returns == 0:
-        return []
-    values = list(value) if isinstance(value, Sequence | set) or hasattr(value, "__iter__") else []
-    if len(values) != work.returns:
-        raise ValueError(
-            f"{label} has num_returns={work.returns}, but returned "
-            f"{len(values) if values else repr(value)[:80]}"
-        )
-    return [serialize.dumps(each, what=what) for each in values]
-
-
-def _inline(payload: Payload) -> Payload:
-    """The same without a segment of its own."""
-    if payload.segment is None:
-        return payload
-    memory = payload.segment.map()
-    stream, *buffers = (bytes(memory[start : start + size]) for start, size in payload.spans)
-    return Payload(stream, tuple(buffers), references=payload.references)
-
-
-def _retryable(error: BaseException, retry: bytes | bool) -> bool:
-    if isinstance(retry, bool):
-        return retry and isinstance(error, Exception)
-    return isinstance(error, pickle.loads(retry))
-
-
-def wires(payloads: Sequence[Payload]) -> tuple[tuple[msg.Wire, bool], ...]:
-    return tuple((each.wire(), each.segment is not None) for each in payloads)
-
-
-def unwire(wire: tuple[msg.Wire, bool], segments: Any) -> Payload:
-    """The payload of a wire, with its segment from the iterator of those that came along."""
-    return Payload.from_wire(wire[0], next(segments) if wire[1] else None)
-
-
-def _flush() -> None:
-    for each in (sys.stdout, sys.stderr):
-        try:
-            each.flush()
-        except Exception:
-            pass  # closed, or not a stream at all: the task may have put anything there
 
 
 # ----------------------------------------------------------------------------- before there is work

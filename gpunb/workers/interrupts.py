@@ -63,6 +63,14 @@ class Interrupts:
             self.hit = True
             raise KeyboardInterrupt
 
+    def was_early(self, attempt: Attempt) -> bool:
+        """Whether an attempt that does not run on the main thread was to be interrupted before it
+        came here."""
+        if attempt not in self._early:
+            return False
+        self._early.discard(attempt)
+        return True
+
     def end(self) -> None:
         """Nothing runs on the main thread any more."""
         self.running = None

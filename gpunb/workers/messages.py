@@ -36,6 +36,26 @@ class Setup(NamedTuple):
     argv: list[str]
 
 
+class Host(NamedTuple):
+    """What a worker that becomes an actor is told of itself.
+
+    Attributes:
+        actor: its id.
+        name: by which it can be found, or None.
+        type: the pickled description of its class.
+        restarted: whether it was there before and lost its state.
+        concurrency: calls at once.
+        concurrent: whether they share an event loop, instead of having threads.
+    """
+
+    actor: int
+    name: str | None
+    type: bytes
+    restarted: bool
+    concurrency: int
+    concurrent: bool
+
+
 # ------------------------------------------------------------------------------ kernel to worker
 
 
@@ -44,13 +64,14 @@ class Execute(NamedTuple):
 
     Attributes:
         setup: for a new worker, the fields of `Setup`.
-        kind: ``"call"`` of a function, or ``"cell"``.
-        function: identity of the function.
-        code: its pickle, unless this worker was sent it before.
+        kind: as in `Call`.
+        function: identity of the function; name of the method.
+        code: pickle of the function or class, unless this worker was sent it before.
         arguments: pickled (args, kwargs); results that it takes are `Slot` objects in there.
         inputs: values for the slots, each (wire, has a segment).
         late: objects for the remaining slots, to be asked for.
         retry: pickled exception types to report as retryable; True for all.
+        host: for a worker that becomes an actor, the fields of `Host`.
     """
 
     task: int
@@ -66,6 +87,7 @@ class Execute(NamedTuple):
     returns: int
     retry: bytes | bool
     last: bool
+    host: tuple[Any, ...] | None = None
 
 
 class Reply(NamedTuple):
@@ -92,12 +114,30 @@ class Ready(NamedTuple):
 
 class Done(NamedTuple):
     """An attempt is over. `report` is one of ``"ok"``, ``"raised"``, ``"retry"``,
-    ``"interrupted"``; the results, or one failure, are in `results`."""
+    ``"interrupted"`` and, for an actor that wants to end, ``"exit"``; the results, or one failure,
+    are in `results`."""
 
     task: int
     attempt: int
     report: str
     results: tuple[tuple[Wire, bool], ...]
+
+
+class Yielded(NamedTuple):
+    """A generator has its value number `position`, from 0."""
+
+    task: int
+    attempt: int
+    position: int
+    result: tuple[Wire, bool]
+
+
+class Printed(NamedTuple):
+    """Text for ``"stdout"`` or ``"stderr"`` of one of the tasks that run here at once."""
+
+    task: int
+    stream: str
+    text: str
 
 
 class Request(NamedTuple):
@@ -128,9 +168,22 @@ class Shown(NamedTuple):
     payloads: tuple[tuple[Wire, bool], ...] = ()
 
 
-Message: TypeAlias = Execute | Reply | Retired | Ready | Done | Request | Held | Shown
+Message: TypeAlias = (
+    Execute | Reply | Retired | Ready | Done | Yielded | Printed | Request | Held | Shown
+)
 
-_TYPES: tuple[type[Any], ...] = (Execute, Reply, Retired, Ready, Done, Request, Held, Shown)
+_TYPES: tuple[type[Any], ...] = (
+    Execute,
+    Reply,
+    Retired,
+    Ready,
+    Done,
+    Yielded,
+    Printed,
+    Request,
+    Held,
+    Shown,
+)
 _NUMBER = {kind: number for number, kind in enumerate(_TYPES)}
 
 

@@ -24,6 +24,7 @@ from gpunb.workers import messages as msg
 from gpunb.workers.channel import Channel, ChannelClosed, encode
 from gpunb.workers.interrupts import NOTICE
 from gpunb.workers.loop import Loop
+from gpunb.workers.recent import Recent
 
 PACE = 0.03
 """Seconds between two looks at the output of one process, so that a chatty one is heard in
@@ -73,7 +74,7 @@ class Process:
         self.heard = False
         self.gone = False
         self.reason: str | None = None
-        self.functions: set[str] = set()
+        self.functions = Recent()
         self.environment: Mapping[str, str] = {}
         self.surroundings: Any = None
         self.backlog: deque[tuple[bytes, list[Segment]]] = deque()

@@ -1,11 +1,13 @@
 """The API's backend inside a worker: every call is a request to the kernel.
 
-There is no reader thread, because a worker should be free to fork: whoever waits for an answer
-reads the channel, and hands answers that are for others to them.
+Usually there is no reader thread, because a worker should be free to fork: whoever waits for an
+answer reads the channel, and hands what is for others to them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import gc
 import itertools
 import os
@@ -14,37 +16,54 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpunb import exceptions, serialize
 from gpunb.backend import Call, Context, ObjectId, Outcome
+from gpunb.core.tasks import ActorId
 from gpunb.objects import Segment
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
-from gpunb.workers.channel import Channel
+from gpunb.workers.channel import Channel, ChannelClosed
 
 BATCH = 100
 """Objects asked for at once: each may come with a descriptor, and a message takes some 250."""
 
-_TIDY_AFTER = 0.1
+TIDY_AFTER = 0.1
+"""Seconds without work after which references are looked for that only the collector can find."""
+
+_LOOK_AGAIN = 0.05
+"""Seconds after which who waits for an answer sees for itself whether anybody reads."""
+
+_within: contextvars.ContextVar[Context | None] = contextvars.ContextVar("gpunb", default=None)
 
 
 class Remote:
-    """Speaks to the kernel for the code that runs here."""
+    """Speaks to the kernel for the code that runs here.
+
+    Attributes:
+        beside: is called, by any thread, when it has read a message that is not for it, where the
+            main thread does not wait for these but looks when it is told.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._context = Context()
         self._numbers = itertools.count(1)
         self._answers: dict[int, tuple[msg.Reply, list[Segment]]] = {}
+        self._gates: dict[int, threading.Lock] = {}
+        self._callbacks: dict[int, Callable[[], None]] = {}
         self._reading = threading.Lock()
         self._sending = threading.Lock()
+        self._reporting = threading.Lock()
+        self._listening = threading.Lock()
         self._changes: deque[tuple[ObjectId, int]] = deque()
         self._others: deque[tuple[msg.Message, list[int]]] = deque()
-        self._expected: set[int] = set()
+        self._listener: threading.Thread | None = None
         self._pid = os.getpid()
         self._used = False
+        self.beside: Callable[[], None] | None = None
 
     # ------------------------------------------------------------------------------- for the loop
 
@@ -52,19 +71,46 @@ class Remote:
         """The next thing to do, waiting for it. A thread that a task left may read it for us."""
         while not self._others:
             if self._used:
-                self._tidy()
-            self._read(lambda: bool(self._others))
+                self._used = False
+                if not select.select([self._channel], [], [], TIDY_AFTER)[0]:
+                    self.tidy()
+            if self._reading.acquire(timeout=_LOOK_AGAIN):
+                self._read(lambda: bool(self._others))
         return self._others.popleft()
 
-    def _tidy(self) -> None:
-        """When nothing comes, let go of references in what only the collector can find."""
-        self._used = False
-        if not select.select([self._channel], [], [], _TIDY_AFTER)[0]:
-            gc.collect()
-            self.report_references()
+    def messages_now(self) -> Iterator[tuple[msg.Message, list[int]]]:
+        """The next things to do, as far as they are there.
+
+        Raises:
+            ChannelClosed: the kernel is gone.
+        """
+        while True:
+            while self._others:
+                yield self._others.popleft()
+            if not self._reading.acquire(blocking=False):
+                return  # whoever reads will tell
+            try:
+                self._read(lambda: bool(self._others), wait=False)
+            except BlockingIOError:
+                return
+
+    def tidy(self) -> None:
+        """Let go of references in what only the collector can find."""
+        gc.collect()
+        self.report_references()
 
     def enter(self, context: Context) -> None:
+        """From now on this is what runs here."""
         self._context = context
+
+    @contextlib.contextmanager
+    def within(self, context: Context) -> Iterator[None]:
+        """This is what runs in this thread or coroutine, among others."""
+        token = _within.set(context)
+        try:
+            yield
+        finally:
+            _within.reset(token)
 
     def leave(self) -> None:
         """The task is over: say what is held here, before the kernel lets go of its arguments. What
@@ -75,16 +121,25 @@ class Remote:
 
     def show(self, kind: str, content: dict[str, Any], payloads: Sequence[Payload] = ()) -> None:
         """Have something shown where the running task was submitted."""
-        task = self._context.task
+        task = self.context().task
         if task is not None:
             wires = tuple((each.wire(), each.segment is not None) for each in payloads)
-            self._send(msg.Shown(task, kind, content, wires), payloads)
+            self.send(msg.Shown(task, kind, content, wires), payloads)
 
     # -------------------------------------------------------------------------------- the backend
 
     def submit(self, call: Call) -> list[ObjectId]:
-        retry = call.retry
-        facts = (call.spec, call.code, call.inputs, call.returns, retry, call.kind)
+        facts = (
+            call.spec,
+            call.code,
+            call.inputs,
+            call.returns,
+            call.retry,
+            call.kind,
+            call.actor,
+            call.new,
+            call.held,
+        )
         answer, _ = self._request("submit", (pickle.dumps(facts, 5),), [call.arguments])
         return [tuple(each) for each in answer]
 
@@ -109,11 +164,22 @@ class Remote:
         return {tuple(each) for each in answer}
 
     def notify(self, obj: ObjectId, callback: Callable[[], None]) -> None:
-        def watch() -> None:
-            self.wait([obj], 1, None)
-            callback()
+        number = next(self._numbers)
+        self._callbacks[number] = callback
+        self._ask(number, "watch", (obj,), ())
+        if self.beside is None:
+            self._listen()
 
-        threading.Thread(target=watch, name=f"gpunb-wait-{obj[0]}", daemon=True).start()
+    def take(self, obj: ObjectId) -> bool:
+        answer, _ = self._request("take", (obj,))
+        return bool(answer)
+
+    def find_actor(self, name: str, namespace: str) -> tuple[ObjectId, bytes]:
+        answer, _ = self._request("find_actor", (name, namespace))
+        return tuple(answer[0]), answer[1]
+
+    def kill(self, actor: ActorId, restart: bool) -> None:
+        self._request("kill", (actor, restart))
 
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
         self._request("cancel", (obj, force, recursive))
@@ -132,35 +198,39 @@ class Remote:
         return answer
 
     def context(self) -> Context:
-        return self._context
+        return _within.get() or self._context
 
     def shutdown(self) -> None:
         raise exceptions.GpunbError("shutdown() is for the kernel; a task ends by returning")
 
-    # ------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------ sending
 
-    def report_references(self, *, gains_only: bool = False) -> None:
-        if not self._changes:
-            return
-        changes: dict[ObjectId, int] = {}
-        while self._changes:
-            obj, count = self._changes.popleft()
-            changes[obj] = changes.get(obj, 0) + count
-        # What is gained goes first, so that nothing is let go that is still wanted.
-        for obj, count in sorted(changes.items(), key=lambda each: -each[1]):
-            if count < 0 and gains_only:
-                self._changes.append((obj, count))
-            elif count:
-                self._send(msg.Held(obj, count))
-
-    def _send(self, message: msg.Message, payloads: Sequence[Payload] = ()) -> None:
+    def send(self, message: msg.Message, payloads: Sequence[Payload] = ()) -> None:
+        """Send a message and the memory that belongs to it."""
         segments = [each.segment for each in payloads if each.segment is not None]
         with self._sending:
             self._channel.send(message, segments)
 
-    def _request(
-        self, verb: str, arguments: tuple[Any, ...], payloads: Sequence[Payload] = ()
-    ) -> tuple[Any, list[Payload]]:
+    def report_references(self, *, gains_only: bool = False) -> None:
+        """Tell the kernel what is held here, and what no more."""
+        # What another thread is about to say comes before what this one says next.
+        if not self._changes and not self._reporting.locked():
+            return
+        with self._reporting:
+            changes: dict[ObjectId, int] = {}
+            while self._changes:
+                obj, count = self._changes.popleft()
+                changes[obj] = changes.get(obj, 0) + count
+            # What is gained goes first, so that nothing is let go that is still wanted.
+            for obj, count in sorted(changes.items(), key=lambda each: -each[1]):
+                if count < 0 and gains_only:
+                    self._changes.append((obj, count))
+                elif count:
+                    self.send(msg.Held(obj, count))
+
+    def _ask(
+        self, number: int, verb: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
+    ) -> None:
         if os.getpid() != self._pid:
             raise exceptions.GpunbError(
                 "this process was forked from a task's, and gpunb does not work in forks: "
@@ -168,18 +238,23 @@ class Remote:
             )
         self._used = True
         self.report_references()
-        number = next(self._numbers)
         wires = tuple((each.wire(), each.segment is not None) for each in payloads)
-        context = self._context
-        request = msg.Request(
-            number, context.task or 0, context.attempt or 0, verb, arguments, wires
-        )
-        self._expected.add(number)
+        context = self.context()
+        task, attempt = context.task or 0, context.attempt or 0
+        self.send(msg.Request(number, task, attempt, verb, arguments, wires), payloads)
+
+    def _request(
+        self, verb: str, arguments: tuple[Any, ...], payloads: Sequence[Payload] = ()
+    ) -> tuple[Any, list[Payload]]:
+        number = next(self._numbers)
+        gate = self._gates[number] = threading.Lock()
+        gate.acquire()
         try:
-            self._send(request, payloads)
-            reply, segments = self._answer(number)
+            self._ask(number, verb, arguments, payloads)
+            reply, segments = self._answer(number, gate)
         finally:
-            self._expected.discard(number)
+            self._gates.pop(number, None)
+            self._answers.pop(number, None)
         taken = iter(segments)
         values = [
             Payload.from_wire(wire, next(taken) if own else None) for wire, own in reply.payloads
@@ -188,26 +263,79 @@ class Remote:
             raise serialize.loads(values[0])
         return reply.value, values
 
-    def _answer(self, number: int) -> tuple[msg.Reply, list[Segment]]:
+    # ------------------------------------------------------------------------------------ reading
+
+    def _answer(self, number: int, gate: threading.Lock) -> tuple[msg.Reply, list[Segment]]:
         while True:
             found = self._answers.pop(number, None)
             if found is not None:
                 return found
-            self._read(lambda: number in self._answers)
+            if self._reading.acquire(blocking=False):
+                self._read(lambda: number in self._answers)
+            else:
+                gate.acquire(timeout=_LOOK_AGAIN)
 
-    def _read(self, there: Callable[[], bool]) -> None:
-        """Take one message off the channel, unless another thread does and it is there then."""
-        if not self._reading.acquire(timeout=0.05):
-            return
+    def _read(self, there: Callable[[], bool], *, wait: bool = True) -> None:
+        """Take one message off the channel, unless what is wanted is there. Who calls this has
+        acquired `_reading`, which is given back here."""
+        ready: Callable[[], None] | None = None
         try:
-            if there():
-                return
-            message, descriptors = self._channel.receive()
-            if not isinstance(message, msg.Reply):
-                self._others.append((message, descriptors))
-                return
-            segments = [Segment.adopt(each) for each in descriptors]
-            if message.request in self._expected:  # else whoever asked was interrupted
-                self._answers[message.request] = (message, segments)
+            if not there():
+                ready = self._sort(*self._channel.receive(wait=wait))
         finally:
             self._reading.release()
+            # Somebody else should read, if anybody is left who waits.
+            for gate in list(self._gates.values()):
+                if gate.locked():
+                    _open(gate)
+                    break
+        if ready is not None:
+            ready()
+
+    def _sort(self, message: msg.Message, descriptors: list[int]) -> Callable[[], None] | None:
+        """Put a message where it belongs; what is to be called for it when nobody reads."""
+        if not isinstance(message, msg.Reply):
+            self._others.append((message, descriptors))
+            return self.beside
+        segments = [Segment.adopt(each) for each in descriptors]
+        gate = self._gates.get(message.request)
+        if gate is not None:  # else whoever asked was interrupted
+            self._answers[message.request] = (message, segments)
+            _open(gate)
+            return None
+        return self._callbacks.pop(message.request, None)
+
+    def _listen(self) -> None:
+        """Have somebody read as long as callbacks are waited for."""
+        with self._listening:
+            if self._listener is None:
+                self._listener = threading.Thread(
+                    target=self._hear, name="gpunb-listener", daemon=True
+                )
+                self._listener.start()
+
+    def _hear(self) -> None:
+        try:
+            while True:
+                with self._listening:
+                    if not self._callbacks:
+                        self._listener = None
+                        return
+                if self._reading.acquire(timeout=_LOOK_AGAIN):
+                    self._read(lambda: not self._callbacks)
+        except (ChannelClosed, OSError):
+            pass  # the main thread finds out by itself
+
+    def recover(self) -> None:
+        """After an interrupt of the main thread, which may have hit between taking a lock and the
+        block that gives it back."""
+        if threading.active_count() == 1:
+            for lock in (self._reading, self._sending, self._reporting, self._listening):
+                _open(lock)
+
+
+def _open(gate: threading.Lock) -> None:
+    try:
+        gate.release()
+    except RuntimeError:
+        pass  # it is open already

@@ -884,3 +884,33 @@ def test_a_helper_that_is_redefined_is_seen(four):
     finally:
         globals()["helper"] = original
     assert get(uses.remote()) == 1
+
+
+# ------------------------------------------------------------------------ what a function refers to
+
+
+def test_a_function_keeps_the_refs_that_it_refers_to(four):
+    def made():
+        ref = gpunb.put([1, 2, 3])
+
+        @gpunb.remote
+        def last():
+            return gpunb.get(ref)[-1]
+
+        return last.remote()
+
+    gate = [gpunb.remote(time.sleep).remote(0.2) for _ in range(2)]  # so that it has to wait
+    late = made()  # neither the function nor the ref is left here
+    assert get(late) == 3
+    get(gate)
+
+
+def test_more_functions_than_a_worker_keeps(four):
+    def times(factor):
+        return gpunb.remote(lambda x: x * factor)
+
+    functions = [times(factor) for factor in range(150)]
+    for step in (1, 7, 1):
+        chosen = functions[::step] + functions[:3]
+        got = get([each.remote(2) for each in chosen])
+        assert got == [2 * functions.index(each) for each in chosen]

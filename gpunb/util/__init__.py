@@ -1,0 +1,1 @@
+"""What Ray has under ``ray.util``, for programs that look for it there."""

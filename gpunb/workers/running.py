@@ -1,0 +1,284 @@
+"""An attempt of a task, in the worker: from the message to its results, or what it raised."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gpunb import serialize
+from gpunb.backend import DYNAMIC, STREAMING, Context, ExitActor, Slot
+from gpunb.generators import DynamicObjectRefGenerator
+from gpunb.objects import Segment
+from gpunb.refs import ObjectRef, value_of
+from gpunb.serialize import Payload
+from gpunb.workers import messages as msg
+from gpunb.workers import threads
+from gpunb.workers.interrupts import Interrupts
+from gpunb.workers.recent import MOST, Recent
+from gpunb.workers.remote import Remote
+
+MOST_SEGMENTS = 200
+"""Of one message; the system's limit is 253 descriptors."""
+
+_HERE = os.path.dirname(__file__)
+
+TERMINATE, READY = "__ray_terminate__", "__ray_ready__"
+
+
+class Runner:
+    """Runs attempts on the main thread, and knows what those in threads and coroutines need.
+
+    Attributes:
+        actor: the object that this worker is, if it is one; and what it was told of itself.
+    """
+
+    def __init__(self, remote: Remote, interrupts: Interrupts) -> None:
+        self.remote = remote
+        self.interrupts = interrupts
+        self.actor: Any = None
+        self.host: msg.Host | None = None
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self._codes: dict[str, bytes] = {}
+        self._recent = Recent()
+        self._gpu_ids: tuple[int | str, ...] = ()
+        self._pid = os.getpid()
+
+    def execute(self, work: msg.Execute, segments: list[Segment]) -> bool:
+        """Run one attempt and report it; whether there may be more."""
+        self.prepare(work)
+        self.remote.enter(self.context(work))
+        report, results = self._attempt(work, segments)
+        self.interrupts.end()
+        if report == "interrupted":
+            self.remote.recover()
+        if os.getpid() != self._pid:
+            os._exit(0)  # a child that the function forked and let return
+        self.finish(work, report, results)
+        return report != "exit"
+
+    def prepare(self, work: msg.Execute) -> None:
+        """Take in what comes with the first attempt, or is sent once."""
+        if work.setup is not None:
+            self._set_up(msg.Setup(*work.setup))
+        if work.host is not None:
+            self.host = msg.Host(*work.host)
+        if work.kind == "call" and work.function:
+            self._recent.use(work.function)
+            if work.code is not None:
+                # Kept now: it is sent once, and an interrupt may come before it is unpickled.
+                self._codes[work.function] = work.code
+            for kept in (self.functions, self._codes):
+                if len(kept) > MOST:
+                    for name in [each for each in kept if each not in self._recent]:
+                        del kept[name]
+
+    def finish(self, work: msg.Execute, report: str, results: list[Payload]) -> None:
+        """Report the end of an attempt."""
+        self.remote.leave()
+        flush()
+        if len(results) > MOST_SEGMENTS:
+            results = [*results[:MOST_SEGMENTS], *map(_inline, results[MOST_SEGMENTS:])]
+        self.remote.send(msg.Done(work.task, work.attempt, report, wires(results)), results)
+        self.remote.report_references()
+
+    def context(self, work: msg.Execute, cancelled: Callable[[], bool] | None = None) -> Context:
+        """Where the attempt runs, for those who ask."""
+        host = self.host
+        if host is None:
+            return Context(work.task, work.attempt, work.name, self._gpu_ids)
+        return Context(
+            work.task,
+            work.attempt,
+            work.name,
+            self._gpu_ids,
+            host.actor,
+            host.type,
+            host.name,
+            host.restarted,
+            cancelled,
+        )
+
+    def _set_up(self, setup: msg.Setup) -> None:
+        for name, value in setup.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        threads.obey(setup.environment)
+        self._gpu_ids = tuple(setup.gpu_ids)
+        if setup.directory is not None:
+            try:
+                os.chdir(setup.directory)
+            except OSError:
+                pass  # a directory that is gone is not worth the task
+        sys.path[:] = setup.path
+        sys.argv[:] = setup.argv
+
+    def _attempt(self, work: msg.Execute, segments: list[Segment]) -> tuple[str, list[Payload]]:
+        try:
+            try:
+                self.interrupts.begin((work.task, work.attempt))
+                return "ok", self.results(work, self.call(work, segments))
+            finally:
+                self.interrupts.end()
+        except BaseException as error:
+            if self.interrupts.hit and isinstance(error, KeyboardInterrupt):
+                return "interrupted", []
+            self.interrupts.end()
+            return self.failure(work, error)
+
+    def failure(self, work: msg.Execute, error: BaseException) -> tuple[str, list[Payload]]:
+        """The report of an attempt that raised."""
+        if self.host is not None and isinstance(error, (ExitActor, SystemExit)):
+            return "exit", []
+        payload = serialize.dump_failure(error, task=_label(work), skip=_frames_of_ours(error))
+        return ("retry" if _retryable(error, work.retry) else "raised"), [payload]
+
+    def call(self, work: msg.Execute, segments: list[Segment]) -> Any:
+        """Call what the work says; a coroutine of an async actor is not awaited."""
+        taken = iter(segments)
+        arguments = unwire(work.arguments, taken)
+        inputs = [unwire(each, taken) for each in work.inputs]
+        if work.kind == "cell":
+            from gpunb.workers import cells
+
+            return cells.run(arguments, self.remote.show, _label(work))
+        function = self._function(work)
+        args, kwargs = self._arguments(work, arguments, inputs)
+        value = function(*args, **kwargs)
+        if inspect.iscoroutine(value) and (self.host is None or not self.host.concurrent):
+            value.close()
+            raise TypeError(
+                f"{work.name} is an async function: a task must be a plain one; "
+                "call asyncio.run inside it"
+            )
+        if work.kind == "create":
+            self.actor = value
+            return None
+        return value
+
+    def _function(self, work: msg.Execute) -> Callable[..., Any]:
+        if work.kind == "method":
+            if work.function == TERMINATE:
+                raise ExitActor
+            if work.function == READY:
+                return bool
+            bound: Callable[..., Any] = getattr(self.actor, work.function)
+            return bound
+        function = self.functions.get(work.function)
+        if not work.function:
+            assert work.code is not None
+            function = pickle.loads(work.code)
+        elif function is None:
+            function = pickle.loads(self._codes[work.function])
+            self.functions[work.function] = function
+            del self._codes[work.function]
+        return function
+
+    def _arguments(
+        self, work: msg.Execute, arguments: Payload, inputs: list[Payload]
+    ) -> tuple[Any, Any]:
+        args, kwargs = serialize.loads(arguments)
+        if inputs:
+            values = [serialize.loads(each) for each in inputs]
+            if work.late:
+                values += [value_of(each) for each in self.remote.fetch(work.late, None)]
+            args = [values[each.index] if type(each) is Slot else each for each in args]
+            kwargs = {
+                name: values[each.index] if type(each) is Slot else each
+                for name, each in kwargs.items()
+            }
+        return args, kwargs
+
+    def results(self, work: msg.Execute, value: Any) -> list[Payload]:
+        """The results to report; those that come one by one are sent as they come."""
+        returns, label = work.returns, _label(work)
+        what = f"the result of {label}"
+        if isinstance(value, Payload):
+            return [value]
+        if returns == 1:
+            return [serialize.dumps(value, what=what)]
+        if returns == 0:
+            if inspect.isgenerator(value):
+                deque(value, maxlen=0)  # its results are not wanted, but what it does is
+            return []
+        if returns == STREAMING:
+            for index, each in enumerate(_generator(value, label)):
+                self.yielded(work, index, each)
+            return []
+        if returns == DYNAMIC:
+            refs = [self.put(each) for each in _generator(value, label)]
+            return [serialize.dumps(DynamicObjectRefGenerator(refs), what=what)]
+        many = isinstance(value, Sequence | set) or hasattr(value, "__iter__")
+        values = list(value) if many else []
+        if len(values) != returns:
+            raise ValueError(
+                f"{label} has num_returns={returns}, but returned "
+                f"{len(values) if values else repr(value)[:80]}"
+            )
+        return [serialize.dumps(each, what=what) for each in values]
+
+    def yielded(self, work: msg.Execute, index: int, value: Any) -> None:
+        """Send a generator's value."""
+        payload = serialize.dumps(value, what=f"value {index} of {_label(work)}")
+        wire = (payload.wire(), payload.segment is not None)
+        self.remote.send(msg.Yielded(work.task, work.attempt, index, wire), [payload])
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        return ObjectRef(self.remote.put(serialize.dumps(value)), held=True)
+
+
+def _frames_of_ours(error: BaseException) -> int:
+    """How many frames of its traceback, from the outermost on, are in this package."""
+    count, frame = 0, error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HERE):
+        count, frame = count + 1, frame.tb_next
+    return count
+
+
+def _label(work: msg.Execute) -> str:
+    return f"{work.name} (#{work.task})"
+
+
+def _generator(value: Any, label: str) -> Iterator[Any]:
+    if not hasattr(value, "__next__"):
+        raise TypeError(f"{label} was to yield its results, but returned {value!r:.80}")
+    generator: Iterator[Any] = value
+    return generator
+
+
+def _inline(payload: Payload) -> Payload:
+    """The same without a segment of its own."""
+    if payload.segment is None:
+        return payload
+    memory = payload.segment.map()
+    stream, *buffers = (bytes(memory[start : start + size]) for start, size in payload.spans)
+    return Payload(stream, tuple(buffers), references=payload.references)
+
+
+def _retryable(error: BaseException, retry: bytes | bool) -> bool:
+    if isinstance(retry, bool):
+        return retry and isinstance(error, Exception)
+    return isinstance(error, pickle.loads(retry))
+
+
+def wires(payloads: Sequence[Payload]) -> tuple[tuple[msg.Wire, bool], ...]:
+    return tuple((each.wire(), each.segment is not None) for each in payloads)
+
+
+def unwire(wire: tuple[msg.Wire, bool], segments: Any) -> Payload:
+    """The payload of a wire, with its segment from the iterator of those that came along."""
+    return Payload.from_wire(wire[0], next(segments) if wire[1] else None)
+
+
+def flush() -> None:
+    for each in (sys.stdout, sys.stderr):
+        try:
+            each.flush()
+        except Exception:
+            pass  # closed, or not a stream at all: the task may have put anything there

@@ -1,0 +1,139 @@
+"""Actors and awaiting in a real kernel: whose devices, whose output, what Stop does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.notebook.kernels import Kernel
+from tests.sessions import eventually
+
+DEFINE = """
+import asyncio, time
+@gpunb.remote(num_gpus=1)
+class Model:
+    def ids(self):
+        return gpunb.get_gpu_ids()
+    def say(self, text, after=0.0):
+        time.sleep(after)
+        print(text)
+@gpunb.remote
+def later(seconds, value=None):
+    time.sleep(seconds)
+    return value
+"""
+
+
+@pytest.fixture
+def notebook(cell: Kernel) -> Kernel:
+    cell.ok(DEFINE)
+    return cell
+
+
+def free(cell: Kernel) -> float:
+    value: float = cell.value("gpunb.available_resources().get('GPU', 0.0)")
+    return value
+
+
+def assert_free(cell: Kernel) -> None:
+    eventually(lambda: free(cell) == 2.0, "the devices are free")
+
+
+def test_a_handle_that_is_bound_anew_lets_its_device_go(notebook: Kernel) -> None:
+    for _ in range(4):  # more often than there are devices
+        assert notebook.ok("m = Model.remote(); gpunb.get(m.ids.remote())").value in ("[0]", "[1]")
+    notebook.ok("del m")
+    assert_free(notebook)
+
+
+def test_an_output_keeps_an_actor_for_one_cell(notebook: Kernel) -> None:
+    shown = notebook.ok("Model.remote()")
+    assert "Model" in (shown.value or "")
+    assert notebook.ok("gpunb.get(_.ids.remote())").value == "[0]"
+    assert_free(notebook)
+    old = notebook(f"Out[{shown.count}].ids.remote()")
+    assert old.ename == "ActorDiedError"
+    assert f"only Out[{shown.count}] referred to it" in old.evalue
+
+
+def test_outputs_do_not_keep_what_a_name_kept(notebook: Kernel) -> None:
+    notebook.ok("m = Model.remote()")
+    notebook.ok("m")
+    notebook.ok("[m, m]")
+    assert notebook.ok("gpunb.get(_[0].ids.remote())").value == "[0]"
+    assert notebook.ok("gpunb.get(m.ids.remote())").value == "[0]"
+    notebook.ok("del m")
+    assert_free(notebook)
+
+
+def test_a_cell_run_again_replaces_its_named_actor(notebook: Kernel) -> None:
+    code = "named = Model.options(name='only').remote(); gpunb.get(named.ids.remote())"
+    notebook.ok(code)
+    notebook.ok("another = named")
+    for _ in range(3):
+        notebook.ok(code)
+        assert notebook.value("gpunb.get_actor('only') == named")
+    other = notebook("other = Model.options(name='only').remote()")
+    assert other.ename == "ValueError"
+    assert "taken" in other.evalue
+    notebook.ok("del named, another")
+    assert_free(notebook)
+
+
+def test_an_actor_prints_into_the_cell_that_called_it(notebook: Kernel) -> None:
+    first = notebook.ok("m = Model.remote(); ref = m.say.remote('first', 0.5)")
+    second = notebook.ok("m.say.remote('second'); None")
+    notebook.shows(first, "first")
+    notebook.shows(second, "second")
+    assert "second" not in first.stdout
+    assert "first" not in second.stdout
+    assert first.stdout.startswith("(Model pid=")
+    notebook.ok("del m, ref")
+    assert_free(notebook)
+
+
+def test_a_handle_in_a_gpu_cell(notebook: Kernel) -> None:
+    notebook.ok("m = Model.remote()")
+    assert notebook.ok(
+        "%%gpu\nids = gpunb.get(m.ids.remote()), gpunb.get_gpu_ids()\nids"
+    ).value == ("([0], [1])")
+    notebook.ok("%%gpu 0.5\ninner = later.remote(0, 5)")
+    assert notebook.ok("gpunb.get(inner)").value == "5"
+    notebook.ok("del m, inner, ids")
+    assert_free(notebook)
+
+
+def test_awaiting(notebook: Kernel) -> None:
+    assert notebook.ok("await later.remote(0, 1)").value == "1"
+    code = "await asyncio.gather(*[later.remote(0, i) for i in range(5)])"
+    assert notebook.ok(code).value == "[0, 1, 2, 3, 4]"
+    code = """
+    done = []
+    async for ref in gpunb.as_completed([later.remote(0.6, "slow"), later.remote(0, "quick")]):
+        done.append(await ref)
+    done
+    """
+    assert notebook.ok(code).value == "['quick', 'slow']"
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "gpunb.get(ref)",
+        "await ref",
+        "await asyncio.gather(ref, later.remote(0))",
+        "gpunb.wait([ref])",
+        "next(gpunb.as_completed([ref]))",
+    ],
+)
+def test_stop_ends_the_wait_and_not_the_task(notebook: Kernel, wait: str) -> None:
+    notebook.ok("ref = later.remote(1.5, 7)")
+    waiting = notebook.start(wait)
+    time.sleep(0.4)
+    start = time.monotonic()
+    notebook.interrupt()
+    notebook.finish(waiting)
+    assert time.monotonic() - start < 0.8  # of which the most is this client's
+    assert waiting.ename in ("KeyboardInterrupt", "CancelledError")
+    assert notebook.ok("gpunb.get(ref)").value == "7"

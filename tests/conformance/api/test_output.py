@@ -1,0 +1,35 @@
+"""What tasks print."""
+
+from __future__ import annotations
+
+import re
+
+from tests.conformance.api.backends import script
+
+
+def test_lines_come_with_the_name_and_the_process():
+    printed = script(
+        """
+        import os, time
+        ray.init(num_cpus=2, num_gpus=1)
+
+        @ray.remote
+        def task():
+            print("from the task")
+            return os.getpid()
+
+        @ray.remote(num_gpus=1)
+        class Actor:
+            def say(self):
+                print("from the actor")
+                return os.getpid()
+
+        actor = Actor.remote()
+        pids = ray.get([task.remote(), actor.say.remote()])
+        time.sleep(1)  # Ray prints a little later
+        print("pids", *pids)
+        """
+    )
+    found = dict(re.findall(r"^\((\w+) pid=(\d+)\) from the \w+$", printed, re.MULTILINE))
+    task, actor = re.search(r"^pids (\d+) (\d+)$", printed, re.MULTILINE).groups()
+    assert found == {"task": task, "Actor": actor}

@@ -7,7 +7,7 @@ import inspect
 import pickle
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 import cloudpickle
 
@@ -35,11 +35,10 @@ class RemoteClass(Generic[T]):
     """A class whose instances are actors. Made by `gpunb.remote`."""
 
     def __init__(self, cls: type[T], options: ActorOptions) -> None:
+        # It may be half made yet, if it refers to this and is being unpickled.
         self._class = cls
         self._options = options
         self._name = cls.__qualname__.rpartition("<locals>.")[2]
-        self._signature = Signature(cls, self._name)
-        self._type = ActorType.of(cls, self._name, options)
         self._code: bytes | None = None
         self._held: tuple[ObjectId, ...] = ()
         self._captured: Any = ()
@@ -48,6 +47,23 @@ class RemoteClass(Generic[T]):
         self.__qualname__ = cls.__qualname__
         self.__module__ = cls.__module__
         self.__wrapped__ = cls
+
+    @functools.cached_property
+    def _signature(self) -> Signature:
+        return Signature(self._class, self._name)
+
+    @functools.cached_property
+    def _type(self) -> ActorType:
+        return ActorType.of(self._class, self._name, self._options)
+
+    def checked(self) -> Self:
+        """Itself, if its methods' options fit its methods.
+
+        Raises:
+            ValueError: one is to give its results one by one, and does not yield.
+        """
+        self._type  # noqa: B018 - it is made now
+        return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(
@@ -279,6 +295,9 @@ class ActorHandle:
         return f"<Actor {text}>"
 
 
+backend.HOLDERS[ActorHandle] = lambda each: (each._gpunb_id, HANDLE)
+
+
 def _handle(actor: ActorId, kind: bytes) -> ActorHandle:
     return ActorHandle(actor, ActorType.unpacked(kind))
 
@@ -428,11 +447,9 @@ def current_actor() -> ActorHandle:
     """In a method: a handle to the actor itself.
 
     Raises:
-        GpunbError: this is no actor.
+        RuntimeError: this is no actor.
     """
-    from gpunb.exceptions import GpunbError
-
     context = backend.current().context()
     if context.actor is None:
-        raise GpunbError("there is no current actor: this is not a method of one")
+        raise RuntimeError("there is no current actor: this is not a method of one")
     return ActorHandle(context.actor, ActorType.unpacked(context.type))

@@ -139,6 +139,8 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
         TypeError: neither.
         ValueError: `force` for a call of an actor.
     """
+    if isinstance(ref, ActorHandle):
+        raise TypeError("cancel takes the ref of a call: use gpunb.kill to end an actor")
     generator = isinstance(ref, ObjectRefGenerator)
     obj = (ref.task_id, STREAM) if generator else _identity(ref, "cancel")
     backend.current().cancel(obj, force, recursive)
@@ -180,7 +182,7 @@ class RuntimeContext:
         """A handle to the actor that this is.
 
         Raises:
-            GpunbError: it is none.
+            RuntimeError: it is none.
         """
         return current_actor()
 

@@ -196,6 +196,10 @@ class Backend(Protocol):
         """End all work. Idempotent."""
 
 
+HOLDERS: dict[type, Callable[[Any], ObjectId]] = {}
+"""The types whose instances are references, and what each refers to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of an object: its value, or the failure that came in its place."""

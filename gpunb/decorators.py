@@ -111,7 +111,7 @@ def _decorate(thing: Any, options: Mapping[str, Any]) -> Any:
     if isinstance(thing, ActorHandle):
         raise TypeError(f"{thing!r} is an actor already")
     if isinstance(thing, type):
-        return RemoteClass(thing, ActorOptions().updated(options))
+        return RemoteClass(thing, ActorOptions().updated(options)).checked()
     if not callable(thing):
         raise TypeError(f"gpunb.remote takes a function or a class, not {thing!r}")
     if inspect.iscoroutinefunction(thing) or inspect.isasyncgenfunction(thing):

@@ -88,6 +88,9 @@ class ObjectRefGenerator(Generic[T]):
         return f"<ObjectRefGenerator {describe(self._task, facts)}; {self._index} taken>"
 
 
+backend.HOLDERS[ObjectRefGenerator] = lambda each: (each.task_id, STREAM)
+
+
 class DynamicObjectRefGenerator(Generic[T]):
     """The value of a task with ``num_returns="dynamic"``: a ref to each value it yielded."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -9,6 +11,7 @@ from gpunb import backend, serialize
 from gpunb.backend import ObjectId
 
 if TYPE_CHECKING:
+    import asyncio
     import concurrent.futures
 
 T = TypeVar("T")
@@ -109,6 +112,9 @@ class ObjectRef(Generic[T]):
         return f"<ObjectRef {describe(task, facts)}{suffix}>"
 
 
+backend.HOLDERS[ObjectRef] = operator.attrgetter("id")
+
+
 async def there(obj: ObjectId) -> None:
     """Return when the object is there, or failed."""
     import asyncio  # not before it is needed: it takes as long as all of this package
@@ -123,11 +129,33 @@ async def there(obj: ObjectId) -> None:
             pass  # the loop was closed: nobody waits any more
 
     backend.current().notify(obj, tell)
-    while not ready.is_set():
-        try:
-            await asyncio.wait_for(ready.wait(), HEARTBEAT)
-        except TimeoutError:
-            continue
+    with _beating.setdefault(loop, _Heart(loop)):
+        await ready.wait()
+
+
+class _Heart:
+    """Keeps a loop from sleeping for long while anybody waits in it, however many they are."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.proxy(loop)
+        self._waiting = 0
+        self._beats = False
+
+    def __enter__(self) -> None:
+        self._waiting += 1
+        if not self._beats:
+            self._beat()
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting -= 1
+
+    def _beat(self) -> None:
+        self._beats = self._waiting > 0
+        if self._beats:
+            self._loop.call_later(HEARTBEAT, self._beat)
+
+
+_beating: weakref.WeakKeyDictionary[Any, _Heart] = weakref.WeakKeyDictionary()
 
 
 def check_timeout(timeout: float | None) -> None:

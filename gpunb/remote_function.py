@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -21,11 +22,11 @@ class RemoteFunction(Generic[P, R]):
     """A function whose calls run in worker processes. Made by `gpunb.remote`."""
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
+        # It may be half made yet, if it refers to this and is being unpickled.
         self._function = function
         self._options = options
         self._name = getattr(function, "__qualname__", None) or repr(function)
         self._name = self._name.rpartition("<locals>.")[2]
-        self._signature = Signature(function, self._name)
         self._returns = returns_of(function, options.num_returns, self._name)
         self._retry = retry_of(options.retry_exceptions)
         self._code: bytes | None = None
@@ -36,6 +37,10 @@ class RemoteFunction(Generic[P, R]):
         self.__name__ = self._name
         self.__module__ = getattr(function, "__module__", __name__)
         self.__wrapped__ = function
+
+    @functools.cached_property
+    def _signature(self) -> Signature:
+        return Signature(self._function, self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(

@@ -9,7 +9,15 @@ from gpunb.serialize.functions import (
     still_current,
 )
 from gpunb.serialize.modules import lazy_module
-from gpunb.serialize.values import INLINE_LIMIT, Payload, dumps, loads, note_reference
+from gpunb.serialize.values import (
+    INLINE_LIMIT,
+    Payload,
+    dumps,
+    from_wires,
+    loads,
+    note_reference,
+    to_wires,
+)
 
 __all__ = [
     "INLINE_LIMIT",
@@ -18,6 +26,7 @@ __all__ = [
     "dump_failure",
     "dumps",
     "dumps_function",
+    "from_wires",
     "functions_within",
     "lazy_module",
     "load_failure",
@@ -25,4 +34,5 @@ __all__ = [
     "loads_function",
     "note_reference",
     "still_current",
+    "to_wires",
 ]

@@ -12,7 +12,7 @@ import pickle
 import threading
 from collections.abc import Hashable, Iterable, Sequence
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudpickle import cloudpickle
 
@@ -20,7 +20,18 @@ from gpunb.exceptions import GpunbError
 from gpunb.objects import Segment
 from gpunb.serialize.rebuild import Rebuilder
 
-__all__ = ["INLINE_LIMIT", "Payload", "dumps", "loads", "note_reference"]
+if TYPE_CHECKING:
+    from gpunb.serialize.reuse import Reuse
+
+__all__ = [
+    "INLINE_LIMIT",
+    "Payload",
+    "dumps",
+    "from_wires",
+    "loads",
+    "note_reference",
+    "to_wires",
+]
 
 INLINE_LIMIT = 48 * 1024
 """Bytes of stream and buffers together that still travel within a message."""
@@ -30,6 +41,8 @@ PROTOCOL = 5
 # For exactly these types plain pickle does what cloudpickle does.
 _SCALARS = frozenset({int, float, str, bool, bytes, NoneType})
 _FEW = 64
+_MOST_SHARED = 100
+"""Segments beside its own that one payload may have: a message takes some 250."""
 _SHORT = 4096
 
 # Stands in each stream that holds a function, class or module by value.
@@ -43,11 +56,13 @@ class Payload:
         stream: the pickle; empty if it is in the segment.
         buffers: its out-of-band buffers; empty if they are in the segment.
         segment: the memory that holds both, or None.
-        spans: (offset, length) in the segment, in bytes: the stream's, then each buffer's.
+        spans: (offset, length) in the segment, in bytes: the stream's, then each buffer's. An
+            offset of -1 - n stands for the n-th of the shared segments, from its start.
+        shared: segments that hold a buffer each, and that others may have sent before.
         references: what was passed to `note_reference` while this value was pickled.
     """
 
-    __slots__ = ("buffers", "references", "segment", "spans", "stream")
+    __slots__ = ("buffers", "references", "segment", "shared", "spans", "stream")
 
     def __init__(
         self,
@@ -56,12 +71,20 @@ class Payload:
         segment: Segment | None = None,
         spans: tuple[tuple[int, int], ...] = (),
         references: tuple[Any, ...] = (),
+        *,
+        shared: tuple[Segment, ...] = (),
     ) -> None:
         self.stream = stream
         self.buffers = buffers
         self.segment = segment
         self.spans = spans
         self.references = references
+        self.shared = shared
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All that its descriptors have to travel for."""
+        return [] if self.segment is None else [self.segment, *self.shared]
 
     @property
     def nbytes(self) -> int:
@@ -70,29 +93,60 @@ class Payload:
         return len(self.stream) + sum(map(len, self.buffers)) + spans
 
     def wire(self) -> tuple[Any, ...]:
-        """Return a small tuple of plain values; the segment's descriptor has to travel apart."""
+        """Return a small tuple of plain values; the segments' descriptors have to travel apart."""
         return self.stream, self.buffers, self.spans, self.references
 
     @classmethod
-    def from_wire(cls, wire: tuple[Any, ...], segment: Segment | None = None) -> Payload:
+    def from_wire(cls, wire: tuple[Any, ...], *segments: Segment | None) -> Payload:
         """Return the payload that `wire` came from.
 
         Raises:
             ValueError: if it needs a segment and there is none, or the segment is too short.
         """
         stream, buffers, spans, references = wire
-        end = max((offset + length for offset, length in spans), default=0)
-        if spans and (segment is None or segment.size < end):
-            have = "none" if segment is None else f"one of {segment.size:,}"
-            raise ValueError(f"the payload needs a segment of {end:,} bytes and got {have}")
-        return cls(stream, buffers, segment, spans, references)
+        needs: dict[int, int] = {}
+        for offset, length in spans:
+            which, end = (-offset, length) if offset < 0 else (0, offset + length)
+            needs[which] = max(needs.get(which, 0), end)
+        there: list[Segment] = []
+        for which in sorted(needs):
+            segment = segments[which] if which < len(segments) else None
+            if segment is None or segment.size < needs[which]:
+                have = "none" if segment is None else f"one of {segment.size:,}"
+                text = f"the payload needs a segment of {needs[which]:,} bytes and got {have}"
+                raise ValueError(text)
+            there.append(segment)
+        if not there:
+            return cls(stream, buffers, None, spans, references)
+        return cls(stream, buffers, there[0], spans, references, shared=tuple(there[1:]))
 
     def __repr__(self) -> str:
         place = "inline" if self.segment is None else "in a segment"
         return f"<Payload of {self.nbytes:,} bytes, {place}>"
 
 
-def dumps(value: Any, *, what: str = "value", names: Sequence[str] = ()) -> Payload:
+def to_wires(payloads: Iterable[Payload]) -> tuple[tuple[tuple[Any, int], ...], list[Segment]]:
+    """Return the payloads as plain values, each with the number of its segments, and these."""
+    parts = [(each.wire(), each.segments) for each in payloads]
+    wires = tuple([(wire, len(segments)) for wire, segments in parts])
+    return wires, [each for _, segments in parts for each in segments]
+
+
+def from_wires(wires: Iterable[tuple[Any, int]], segments: Iterable[Segment]) -> list[Payload]:
+    """Return the payloads again, with the segments that came along, in order.
+
+    Raises:
+        ValueError: a segment is missing.
+    """
+    taken = iter(segments)
+    return [
+        Payload.from_wire(wire, *[next(taken, None) for _ in range(count)]) for wire, count in wires
+    ]
+
+
+def dumps(
+    value: Any, *, what: str = "value", names: Sequence[str] = (), reuse: Reuse | None = None
+) -> Payload:
     """Pickle `value`.
 
     Args:
@@ -100,6 +154,7 @@ def dumps(value: Any, *, what: str = "value", names: Sequence[str] = ()) -> Payl
         what: the value in words, for error messages. "arguments of train" for a pair
             (args, kwargs): the message then names the argument.
         names: names of the positional arguments, for the same purpose.
+        reuse: what was sent before of large buffers.
 
     Raises:
         TypeError: if it cannot be pickled; the text says which part of it, and why.
@@ -111,7 +166,7 @@ def dumps(value: Any, *, what: str = "value", names: Sequence[str] = ()) -> Payl
     buffers: list[memoryview] = []
     try:
         pieces, references = _pickle(value, buffers, what, names)
-        return _packed(pieces, buffers, references)
+        return _packed(pieces, buffers, references, reuse)
     except BaseException:
         buffers.clear()  # the error's traceback would keep the data alive
         raise
@@ -152,7 +207,10 @@ def loads(
     buffers: Iterable[Any] | None = None
     if payload.segment is not None:
         memory = payload.segment.map()
-        stream, *buffers = (memory[start : start + size] for start, size in payload.spans)
+        stream, *buffers = (
+            memory[start : start + size] if start >= 0 else payload.shared[-1 - start].map()[:size]
+            for start, size in payload.spans
+        )
     elif payload.buffers:
         buffers = map(bytearray, payload.buffers)
     if isinstance(stream, bytes) and _BY_VALUE not in stream:
@@ -234,14 +292,40 @@ def _pickle(
 
 
 def _packed(
-    pieces: Sequence[bytes | memoryview], buffers: list[memoryview], references: tuple[Any, ...]
+    pieces: Sequence[bytes | memoryview],
+    buffers: list[memoryview],
+    references: tuple[Any, ...],
+    reuse: Reuse | None = None,
 ) -> Payload:
     """Keep the parts inline, or write them to a segment."""
     total = sum(map(len, pieces)) + sum(map(len, buffers))
     if total <= INLINE_LIMIT:
         return Payload(b"".join(pieces), tuple(map(bytes, buffers)), references=references)
+    if reuse is not None:
+        return _packed_with(reuse, pieces, buffers, references)
     segment, spans = Segment.write([pieces, *buffers])
     return Payload(segment=segment, spans=spans, references=references)
+
+
+def _packed_with(
+    reuse: Reuse,
+    pieces: Sequence[bytes | memoryview],
+    buffers: list[memoryview],
+    references: tuple[Any, ...],
+) -> Payload:
+    """Write to a segment what was not sent before."""
+    shared: list[Segment] = []
+    places: list[tuple[int, int] | None] = []
+    for raw in buffers:
+        known = reuse.segment(raw) if len(shared) < _MOST_SHARED else None
+        if known is not None:
+            shared.append(known)
+        places.append(None if known is None else (-len(shared), raw.nbytes))
+    own = [raw for raw, place in zip(buffers, places, strict=True) if place is None]
+    segment, spans = Segment.write([pieces, *own])
+    rest = iter(spans[1:])
+    all_spans = (spans[0], *[next(rest) if place is None else place for place in places])
+    return Payload(segment=segment, spans=all_spans, references=references, shared=tuple(shared))
 
 
 def _is_plain(value: Any) -> bool:

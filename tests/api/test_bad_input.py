@@ -479,3 +479,12 @@ def test_use_after_the_end(started):
     )
     assert done.stdout.count("was shut down") == 2, done
     assert done.stdout.startswith("<ObjectRef put")
+
+
+def test_cancel_of_an_actor_says_what_to_use(two):
+    @gpunb.remote
+    class Idle:
+        pass
+
+    with pytest.raises(TypeError, match=r"gpunb\.kill"):
+        gpunb.cancel(Idle.remote())

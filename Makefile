@@ -12,16 +12,24 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench lab clean
+.PHONY: help demo test stress conformance lint bench lab clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.stamp-demo ## run the quickstart notebook from start to end and print what came out
 	$(RUN) notebooks/run_demo.py $(ARGS)
 
 test: $(VENV)/.stamp-test ## run the tests; those that need a real GPU skip where there is none
 	$(RUN) -m pytest $(ARGS)
+
+stress: export PROGRAMS ?= $(if $(PROGRAMS_MINUTES),100,50000)
+stress: $(VENV)/.stamp-test ## run 50000 random programs with faults; PROGRAMS=n for n, PROGRAMS_MINUTES=n for so long
+	$(RUN) -m pytest tests/programs $(ARGS)
+
+conformance: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the API that Ray has too, on gpunb and on Ray
+	GPUNB_CONFORMANCE_BACKEND=gpunb $(RUN) -m pytest tests/conformance/api $(ARGS)
+	GPUNB_CONFORMANCE_BACKEND=ray $(RUN) -m pytest tests/conformance/api $(ARGS)
 
 lint: $(VENV)/.stamp-lint ## check style, format, types and layers
 	$(VENV)/bin/ruff check .

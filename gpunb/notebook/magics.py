@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import shlex
+import sys
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
+from traitlets import Bool, Unicode
 
-from gpunb import api, notebook
+from gpunb import notebook
 from gpunb.core.options import Options
-from gpunb.notebook import running
-from gpunb.notebook.view import StatusView
+from gpunb.notebook import completion, debugging, jobs, running, sessions
+from gpunb.notebook.cells import Request
+from gpunb.notebook.output import may_ask
+from gpunb.notebook.switch import Switch
+from gpunb.notebook.words import HELP, TAKES, Words
+from gpunb.workers.cells import LAST
 
 _SIZE = re.compile(r"[0-9.]+\s*[kmgtp]?i?b\Z", re.IGNORECASE)
 
@@ -22,6 +30,25 @@ _SIZE = re.compile(r"[0-9.]+\s*[kmgtp]?i?b\Z", re.IGNORECASE)
 @magics_class
 class GpuMagics(Magics):
     """The magics of gpunb."""
+
+    share = Unicode("1", help="what a cell gets that says nothing of it").tag(config=True)
+    headless = Bool(
+        None,
+        allow_none=True,
+        help="whether nobody would see output that comes after a cell's end, so that background "
+        "cells run to their end first; by default, whether the front end takes no input",
+    ).tag(config=True)
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.sessions = sessions.of(shell)
+        self.words = Words(shell, self.sessions)
+        self.switch = Switch(shell, lambda: jobs.of(shell).busy)
+
+    def let_go(self, result: Any = None) -> None:
+        """After a cell."""
+        assert self.shell is not None
+        self.sessions.let_go(self.shell.user_ns)
 
     @magic_arguments()
     @argument(
@@ -31,7 +58,9 @@ class GpuMagics(Magics):
         help="what the cell gets: a part of one GPU such as 0.5, a number of whole GPUs, an "
         "amount of GPU memory such as 10GiB, or 0 for none. Default: 1.",
     )
+    @argument("-b", "--bg", action="store_true", help="go on at once, and run it meanwhile")
     @argument("-n", "--name", help="name of the job, for status and messages")
+    @argument("-s", "--session", help="run it in this lasting worker, which keeps names and GPUs")
     @argument("-t", "--type", help="accelerator type, or types in order of preference: A100,V100")
     @argument("-c", "--cpus", type=float, help="CPUs, by default 0 beside a GPU")
     @argument("-i", "--in", dest="inputs", help="names to send, instead of those the cell reads")
@@ -43,12 +72,15 @@ class GpuMagics(Magics):
     )
     @no_var_expand
     @line_cell_magic
-    def gpu(self, line: str, cell: str | None = None) -> StatusView | None:
+    def gpu(self, line: str, cell: str | None = None) -> Any:
         """Run a cell in a fresh process on a share of a GPU; without a cell, show devices and jobs.
 
         The names that the cell reads are sent along, those that it binds or whose objects it
         changes come back, and its output appears as it is made. Stop interrupts only the cell's
         process. When it ends, its share of the GPU is free, and all memory on it.
+
+        With --bg the notebook goes on at once; output and names come when they are there. With
+        --session NAME the process, its names and its GPUs stay for further cells.
 
         Examples
         --------
@@ -60,41 +92,131 @@ class GpuMagics(Magics):
             %%gpu 10GiB --type A100 --timeout 3600
             history = train(model, data)
 
-            %gpu
+            %%gpu 0.25 --bg --name sweep
+            losses = [train(rate) for rate in rates]
+
+            loss = %gpu 0.5 evaluate(model)
+
+        Without a cell
+        --------------
+        ::
+
+            %gpu                         devices and jobs now
+            %gpu SHARE EXPRESSION        the value of an expression, computed there
+            @@WORDS@@
         """
         assert self.shell is not None
         if cell is None:
-            if line.strip():
-                raise UsageError(
-                    f"%gpu {line.strip()}: without a cell, %gpu takes no arguments and shows "
-                    "devices and jobs; a cell begins with %%gpu"
-                )
-            return StatusView(api.status())
+            return self._line(line)
+        request, bg = self._request(line, cell)
+        if not bg:
+            running.run(self.shell, request)
+            return None
+        book, error = jobs.of(self.shell), None
+        if self._may_come_late():
+            job = book.start(request)
+        else:
+            sys.stdout.write(
+                "gpunb: nobody would see what comes later here, so this background cell runs to "
+                "its end first\n"
+            )
+            job, error = book.run_first(request)
+        self.shell.displayhook.update_user_ns(job)
+        self.shell.displayhook.fill_exec_result(job)
+        if error is not None:
+            raise error
+        return None
+
+    gpu.__doc__ = (gpu.__doc__ or "").replace(
+        "@@WORDS@@",
+        "\n    ".join(
+            f"%gpu {f'{name} {TAKES.get(name, str())}':24}{text}" for name, text in HELP.items()
+        ),
+    )
+
+    def _request(self, line: str, cell: str) -> tuple[Request, bool]:
+        """What a %%gpu line asks for, and whether in the background."""
+        assert self.shell is not None
         expanded = self.shell.var_expand(line) if ("{" in line or "$" in line) else line
         try:
             # Not IPython's own way, which keeps quotes.
             arguments = self.gpu.parser.parse_args(shlex.split(expanded))
-            options = _options(arguments)
+            asked = arguments.share is not None
+            options = _options(arguments, self.share)
+            session = None
+            if arguments.session is not None:
+                _check_session(arguments)
+                session = self.sessions.get(arguments.session, options, asked)
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%gpu: {error}") from None
-        running.run(
-            self.shell,
+        request = Request(
             cell,
-            f"%%gpu {line}".rstrip(),
+            "" if self.switch.wrote(line, cell) else f"%%gpu {line}".rstrip(),
             options,
             inputs=_names(arguments.inputs, "--in"),
             outputs=_names(arguments.outputs, "--out"),
+            session=session,
         )
-        return None
+        return request, arguments.bg
+
+    def _line(self, line: str) -> Any:
+        """`%gpu` without a cell."""
+        words = line.split(maxsplit=1)
+        if not words:
+            return self.words.say("ps", "")
+        first, rest = words[0], words[1] if len(words) > 1 else ""
+        if first in ("on", "off"):
+            return self._turn(first, rest)
+        if first in self.words:
+            return self.words.say(first, rest)
+        if not rest or not (_SIZE.match(first) or first[0].isdigit() or first[0] == "."):
+            raise UsageError(
+                f"%gpu {line.strip()}: without a cell there has to be a word ({', '.join(HELP)}), "
+                "or a share and an expression; a cell begins with %%gpu"
+            )
+        return self._value(first, rest.rstrip().removesuffix(";"))
+
+    def _value(self, share: str, expression: str) -> Any:
+        """What an expression gives in a worker."""
+        assert self.shell is not None
+        try:
+            compile(f"(\n{expression}\n)", "expression", "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        except SyntaxError as error:
+            text = f"%gpu: {expression!r} is not an expression: {error.msg}"
+            raise UsageError(text) from None
+        request, _ = self._request(share, expression)
+        request = replace(
+            request, first_line=_lines_before(self.shell), outputs=(), expression=True
+        )
+        home = running.run(self.shell, request)
+        for name, reason in home.ending.kept:
+            if name == LAST:
+                raise UsageError(f"%gpu: {reason.replace(LAST, 'the value')}")
+        return home.last
+
+    def _turn(self, word: str, rest: str) -> None:
+        if word == "off":
+            self.switch.off()
+            return
+        self._request(rest, "pass")  # it is refused now, not with the next cell
+        self.switch.on(rest)
+
+    def _may_come_late(self) -> bool:
+        return may_ask(self.shell) if self.headless is None else not self.headless
 
 
-def _options(arguments: Any) -> Options:
+def _check_session(arguments: Any) -> None:
+    if not arguments.session.isidentifier():
+        raise ValueError(f"--session {arguments.session!r} must be a name, like a variable's")
+    if arguments.retries:
+        raise ValueError("--retries does not go with --session: its names would be lost")
+
+
+def _options(arguments: Any, default: str) -> Options:
     """The same options that the decorator takes."""
     options: dict[str, Any] = {"max_retries": arguments.retries, "max_calls": 1}
-    share = arguments.share
-    if share is None:
-        options["num_gpus"] = 1
-    elif _SIZE.match(share):
+    share = default if arguments.share is None else arguments.share
+    if _SIZE.match(share):
         options["gpu_memory"] = share
     else:
         options["num_gpus"] = _number(share)
@@ -139,14 +261,41 @@ def _names(text: str | None, option: str) -> tuple[str, ...] | None:
     return names
 
 
+def _lines_before(shell: Any) -> str:
+    """The running cell's lines before the one that is reached, as a comment."""
+    frame = sys._getframe()  # noqa: SLF001 - what `inspect` uses
+    while frame is not None and frame.f_globals is not shell.user_ns:
+        frame = frame.f_back  # type: ignore[assignment]
+    source = shell.user_ns.get("In", [""])[-1].splitlines()
+    number = shell.displayhook.prompt_count
+    files = shell.compile._filename_map  # noqa: SLF001 - there is no public way
+    if frame is None or files.get(frame.f_code.co_filename) != number:
+        return ""
+    return "\n# ".join(["", *source[: frame.f_lineno - 1]])[2:]
+
+
 def register(shell: Any) -> None:
     """Register the magics and send functions' output to the cells that submit them."""
+    unregister(shell)
     shell.register_magics(GpuMagics)
+    shell.events.register("post_run_cell", shell.magics_manager.registry["GpuMagics"].let_go)
+    completion.register(shell)
+    debugging.install(shell)
+    jobs.of(shell).register()
     notebook.attach(shell)
 
 
 def unregister(shell: Any) -> None:
     """Take the magics out. The session goes on until `gpunb.shutdown()`."""
+    magics = shell.magics_manager.registry.pop("GpuMagics", None)
+    if magics is None:
+        return
+    magics.switch.off()
+    shell.events.unregister("post_run_cell", magics.let_go)
+    completion.unregister(shell)
+    debugging.uninstall(shell)
+    jobs.of(shell).unregister()
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("gpu", None)
-    shell.magics_manager.registry.pop("GpuMagics", None)
+    if magics in shell.configurables:
+        shell.configurables.remove(magics)

@@ -10,32 +10,61 @@ from __future__ import annotations
 
 import queue
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
+from gpunb.notebook import comms
 from gpunb.notebook.capping import Cap
+from gpunb.notebook.log import Item, Log
 from gpunb.runtime import output
+from gpunb.runtime.output import Answering
 from gpunb.serialize import Payload
-
-Item = tuple[str, str, Mapping[str, Any]]
 
 DONE: Item = ("done", "", {})
 
+Answer: TypeAlias = Callable[[str | None, Exception | None], None]
+"""Takes the answer to a question, or why there is none."""
+
 
 class Foreground:
-    """A sink that keeps everything, in order, for whoever waits for the job."""
+    """A sink that keeps everything, in order, for whoever waits for the job. `asks` says whether
+    there is a user who can be asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, asks: bool = False) -> None:
         self.queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self.log = Log()
+        self._asks = asks
+        self._worker: Answering | None = None
         self._caps: dict[str, Cap] = {}
 
+    def by(self, worker: Answering) -> None:
+        """Who shows what comes next."""
+        self._worker = worker
+
+    def ask(self, prompt: str | None, password: bool, answer: Answer) -> None:
+        """Have the user asked; without a prompt, say whether that can be done."""
+        if prompt is not None:
+            self._rest()
+            content = {"prompt": prompt, "password": password, "answer": answer}
+            self.queue.put(("ask", "", content))
+        elif self._asks:
+            answer(None, None)
+        else:
+            answer(None, NotImplementedError("this front end does not support input requests"))
+
     def text(self, stream: str, text: str) -> None:
+        self.log.add(("text", stream, {"text": text}))
         shown = self._caps.setdefault(stream, Cap()).feed(text)
         if shown:
             self.queue.put(("text", stream, {"text": shown}))
 
     def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
         self._rest()
+        if kind in comms.KINDS:
+            said = {"content": content, "payloads": payloads, "worker": self._worker}
+            self.queue.put(("comm", kind, said))
+            return
+        self.log.add(("show", kind, content))
         self.queue.put(("show", kind, content))
 
     def done(self) -> None:
@@ -55,6 +84,12 @@ def relay(shell: Any, kind: str, what: str, content: Mapping[str, Any]) -> None:
         stream = getattr(sys, what)
         stream.write(content["text"])
         stream.flush()
+    elif kind == "comm":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        comms.deliver(
+            shell, what, **content, parent=request_of(shell), sink=lambda: Sent(shell, None)
+        )
     elif what in ("display_data", "update_display_data"):
         sys.stdout.flush()
         shell.display_pub.publish(
@@ -78,42 +113,77 @@ def relay(shell: Any, kind: str, what: str, content: Mapping[str, Any]) -> None:
 
 
 class Sent:
-    """A sink that sends to the cell from which it was made, in a Jupyter kernel."""
+    """A sink that sends to the cell from which it was made, in a Jupyter kernel; each line with
+    the task it comes from if there is a name."""
 
-    def __init__(self, shell: Any, name: str, parent: Any = None) -> None:
+    def __init__(
+        self, shell: Any, name: str | None, parent: Any = None, number: int | None = None
+    ) -> None:
+        """For the running cell, or the one of the request `parent`; `number` is the cell's, for
+        the value of its last expression."""
         self._shell = shell
+        self._number = number
         self._kernel = shell.kernel
-        self._parent = parent or _request(shell)
-        self._console = _Prefixed(name, self._stream)
+        self._parent = parent or request_of(shell)
+        self._console = None if name is None else _Prefixed(name, self._stream)
         self._caps: dict[str, Cap] = {}
+        self._worker: Answering | None = None
+        self.log = Log()
+
+    def by(self, worker: Answering) -> None:
+        """Who shows what comes next."""
+        self._worker = worker
 
     def on(self, pid: int | None) -> None:
         """The worker's process, for the prefix of its lines."""
-        self._console.on(pid)
+        if self._console is not None:
+            self._console.on(pid)
 
     def named(self, name: str) -> Sent:
         """For a task of another name that shows in the same cell."""
         return Sent(self._shell, name, self._parent)
 
     def text(self, stream: str, text: str) -> None:
-        shown = self._caps.setdefault(stream, Cap()).feed(text)
-        if shown:
-            self._console.text(stream, shown)
+        self.log.add(("text", stream, {"text": text}))
+        self._write(stream, self._caps.setdefault(stream, Cap()).feed(text))
 
     def end(self) -> None:
         """The job is over."""
         for stream, cap in self._caps.items():
-            if rest := cap.rest():
-                self._console.text(stream, rest)
+            self._write(stream, cap.rest())
 
     def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
-        self._send(kind, dict(content))
+        if kind in comms.KINDS:
+            for stream, cap in self._caps.items():
+                self._write(stream, cap.rest())
+            comms.deliver(
+                self._shell,
+                kind,
+                content,
+                payloads,
+                self._worker,
+                parent=self._parent,
+                sink=lambda: self,
+            )
+            return
+        self.log.add(("show", kind, content))
+        own = {"execution_count": self._number} if kind == "execute_result" else {}
+        self.send(kind, {**content, **own})
+
+    def _write(self, stream: str, text: str) -> None:
+        if not text:
+            return
+        if self._console is None:
+            self._stream(stream, text)
+        else:
+            self._console.text(stream, text)
+
+    def send(self, kind: str, content: dict[str, Any]) -> None:
+        """Send a message as a part of the cell's output."""
+        self._kernel.session.send(self._kernel.iopub_socket, kind, content, parent=self._parent)
 
     def _stream(self, stream: str, text: str) -> None:
-        self._send("stream", {"name": stream, "text": text})
-
-    def _send(self, kind: str, content: dict[str, Any]) -> None:
-        self._kernel.session.send(self._kernel.iopub_socket, kind, content, parent=self._parent)
+        self.send("stream", {"name": stream, "text": text})
 
 
 class _Prefixed(output.Console):
@@ -132,14 +202,22 @@ def install(shell: Any) -> None:
     output.install(lambda name: Sent(shell, name), lambda: _cell(shell))
 
 
-def _request(shell: Any) -> Any:
+def request_of(shell: Any) -> Any:
     """The message that has the running cell in it."""
     get_parent = getattr(shell, "get_parent", None) or shell.kernel.get_parent
     return get_parent()
 
 
+def may_ask(shell: Any) -> bool:
+    """Whether the front end of the running cell takes input: those that only execute do not, and
+    they do not wait for output that comes late."""
+    if not hasattr(shell, "kernel"):
+        return True
+    return bool((request_of(shell).get("content") or {}).get("allow_stdin", True))
+
+
 def _cell(shell: Any) -> str | None:
     """The running cell, the same whenever it is run: the front end's name for it, or its text."""
-    request = _request(shell)
+    request = request_of(shell)
     named = (request.get("metadata") or {}).get("cellId")
     return named or (request.get("content") or {}).get("code")

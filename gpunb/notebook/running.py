@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import queue
 import signal
 import threading
@@ -10,15 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpunb import backend, serialize, session
-from gpunb.backend import Call, ObjectId
-from gpunb.core.options import Options
-from gpunb.exceptions import GpunbError, TaskCancelledError, TaskError
-from gpunb.notebook.output import DONE, Foreground, Item, relay
-from gpunb.notebook.shipping import incoming, outgoing
-from gpunb.refs import value_of
-from gpunb.workers.cells import Ending
-from gpunb.workers.shell import holds_group
+from gpunb import backend
+from gpunb.notebook.cells import HandedIn, Request, conclude, hand_in
+from gpunb.notebook.comms import Blocking
+from gpunb.notebook.log import Item
+from gpunb.notebook.output import DONE, Answer, Foreground, may_ask, relay
+from gpunb.notebook.shipping import Home
 
 GRACE = 5.0
 """Seconds after Stop that a cell has to end by itself, before its process is killed."""
@@ -26,81 +24,107 @@ GRACE = 5.0
 STOP: Item = ("stop", "", {})
 
 
-def run(
-    shell: Any,
-    source: str,
-    first_line: str,
-    options: Options,
-    *,
-    inputs: tuple[str, ...] | None = None,
-    outputs: tuple[str, ...] | None = None,
-) -> None:
+def run(shell: Any, request: Request) -> Home:
     """Run a cell in a worker and wait for it.
 
     Raises:
         UsageError, InfeasibleRequestError: it could not be handed in.
         BaseException: what the cell raised, with the traceback that IPython made in the worker.
     """
-    session.current()
-    number = shell.displayhook.prompt_count
-    name = options.name or f"In[{number}]"
-    try:
-        arguments, shipped = outgoing(
-            shell, source, first_line, number, inputs=inputs, outputs=outputs
-        )
-    except SyntaxError as error:
-        lines = shell.SyntaxTB.structured_traceback(type(error), error, [])
-        raise _dressed(error, lines) from None
-    sink = Foreground()
-    spec = options.spec(name, "cell")
-    current = backend.current()
-    call = Call(spec, b"", arguments, kind="cell", sink=sink)
-    with _stops(sink):
+    home, error = bring(shell, request)
+    if error is not None:
+        raise error
+    assert home is not None
+    return home
+
+
+def bring(
+    shell: Any, request: Request, begun: Callable[[HandedIn, Foreground], object] | None = None
+) -> tuple[Home | None, BaseException | None]:
+    """As `run`, but return what the cell raised, beside what came home all the same; `begun` is
+    told when it is handed in."""
+    sink = Foreground(asks=may_ask(shell))
+    with _stops(sink) as user, Blocking():
+        handed = hand_in(shell, request, sink)
+        current = handed.backend
         try:
-            obj = current.submit(call)[0]
-        except GpunbError as error:
-            raise _short(error) from None
-        try:
-            interrupted = _follow(shell, current, obj, sink)
-            outcome = current.fetch([obj], 0)[0]
+            if begun is not None:
+                begun(handed, sink)
+            interrupted = _follow(shell, current, handed, sink, user)
+            outcome = current.fetch([handed.obj], 0)[0]
         except BaseException:  # a cell that nobody waits for must not go on
-            current.cancel(obj, force=True, recursive=True)
+            handed.give_up()
             raise
         finally:
-            current.drop(obj)
-    if outcome.failed:
-        raise _failure(value_of, outcome, name, interrupted)
-    try:
-        ending = incoming(shell, outcome.payload, shipped)
-    except GpunbError as error:
-        raise _short(error) from None
-    if ending.failure is not None:
-        raised = _raised(shell, ending)
-        if isinstance(raised, KeyboardInterrupt) and not interrupted and options.timeout:
-            text = f"{name} ran longer than its timeout of {options.timeout:g} s and was stopped"
-            raised = _short(TimeoutError(text))
-        raise raised
+            current.drop(handed.obj)
+    return conclude(handed, outcome, interrupted=interrupted)
+
+
+class _User:
+    """Answers what the cell asks, unless there is a Stop."""
+
+    def __init__(self, sink: Foreground, thread: int | None) -> None:
+        self._sink = sink
+        self._thread = thread
+        self._asked = False
+        self._over = False
+        self.stopped = False
+        """Whether there was a Stop that nobody has seen yet."""
+
+    def stop(self, *_: object) -> None:
+        """The handler of the signal."""
+        if not self._over:
+            self.stopped = True
+            self._sink.queue.put(STOP)
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def over(self) -> None:
+        """On the runtime's thread: the cell is over, and needs no answer any more."""
+        self._over = True
+        self._sink.done()
+        if self._asked and self._thread is not None:
+            signal.pthread_kill(self._thread, signal.SIGINT)
+
+    def ask(self, prompt: str, password: bool, answer: Answer) -> None:
+        """Ask, as the notebook itself would."""
+        try:
+            self._asked = True
+            if self.stopped or self._over:
+                return
+            text = getpass.getpass(prompt) if password else input(prompt)
+        except KeyboardInterrupt:
+            return
+        except Exception as error:
+            answer(None, error)
+            return
+        finally:
+            self._asked = False
+        answer(text, None)
 
 
 @contextlib.contextmanager
-def _stops(sink: Foreground) -> Iterator[None]:
+def _stops(sink: Foreground) -> Iterator[_User]:
     """Make of Stop an item among the job's output: it hits no line of ours, and none is lost."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals do not come here
+        yield _User(sink, None)  # signals do not come here
         return
-    before = signal.signal(signal.SIGINT, lambda *_: sink.queue.put(STOP))
+    user = _User(sink, threading.get_ident())
+    before = signal.signal(signal.SIGINT, user.stop)
     try:
-        yield
+        yield user
     finally:
         signal.signal(signal.SIGINT, before or signal.default_int_handler)
 
 
-def _follow(shell: Any, current: backend.Backend, obj: ObjectId, sink: Foreground) -> bool:
+def _follow(
+    shell: Any, current: backend.Backend, handed: HandedIn, sink: Foreground, user: _User
+) -> bool:
     """Relay the job's output until it is over. The first Stop interrupts it, the second kills it.
 
     Returns whether there was one.
     """
-    current.notify(obj, sink.done)
+    current.notify(handed.obj, user.over)
     deadline: float | None = None
     while True:
         try:
@@ -110,56 +134,15 @@ def _follow(shell: Any, current: backend.Backend, obj: ObjectId, sink: Foregroun
             item = STOP
         if item is DONE:
             return deadline is not None
+        if item[0] == "ask":
+            user.ask(**item[2])
+            continue
         if item is not STOP:
             relay(shell, *item)
             continue
+        user.stopped = False
         if deadline is None:
-            current.interrupt(obj)
+            current.interrupt(handed.obj)
         else:
-            current.cancel(obj, force=True, recursive=True)
+            handed.kill()
         deadline = time.monotonic() + GRACE
-
-
-def _failure(
-    value: Callable[[Any], Any], outcome: Any, name: str, interrupted: bool
-) -> BaseException:
-    """What to raise for a cell whose worker brought no ending home."""
-    try:
-        value(outcome)
-    except TaskCancelledError as error:
-        if not interrupted:
-            return _short(error)
-        text = f"{name} was stopped; its worker is gone and its share of the GPU is free again"
-        return _dressed(KeyboardInterrupt(text), [f"KeyboardInterrupt: {text}"])
-    except TaskError as error:
-        if isinstance(error.cause, TimeoutError):
-            return _short(error.cause)
-        return _dressed(error, str(error).splitlines())
-    except GpunbError as error:
-        return _short(error)
-    raise AssertionError("an outcome that failed has an error")
-
-
-def _raised(shell: Any, ending: Ending) -> BaseException:
-    """The cell's own error, of its own type, with the lines that IPython made of it."""
-    assert ending.failure is not None
-    error = serialize.load_failure(ending.failure, namespace=shell.user_ns)
-    return _dressed(error.cause or error, list(ending.traceback) or str(error).splitlines())
-
-
-def _short(error: BaseException) -> BaseException:
-    """Shown as one sentence: where in gpunb it was raised tells the user nothing."""
-    return _dressed(error, [f"{type(error).__name__}: {error}"])
-
-
-def _dressed(error: BaseException, lines: list[str]) -> BaseException:
-    """The error, shown by IPython as these lines and nothing else."""
-    if isinstance(error, (SyntaxError, SystemExit)) or holds_group(error):
-        # IPython has displays of its own for these, which the worker's shell has shown already.
-        error = type(type(error).__name__, (Exception,), {})(str(error))
-    try:
-        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
-    except AttributeError:  # an exception with slots
-        return _dressed(GpunbError("\n".join(lines)), lines)
-    error.__traceback__ = None
-    return error

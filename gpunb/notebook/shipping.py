@@ -8,22 +8,99 @@ import linecache
 import sys
 import types
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.compilerop import code_name
 from IPython.core.error import UsageError
 
 from gpunb import serialize
 from gpunb.exceptions import GpunbError
+from gpunb.notebook import switch
 from gpunb.notebook.names import CellNames, analyse
+from gpunb.notebook.output import request_of
+from gpunb.runtime.memory import total_memory
 from gpunb.serialize import Payload
 from gpunb.serialize.functions import global_names
+from gpunb.serialize.reuse import Reuse
 from gpunb.workers.cells import LAST, SHELL_NAMES, Cell, Ending
+from gpunb.workers.changes import Fingerprints
 from gpunb.workers.shell import remember
+
+if TYPE_CHECKING:
+    from gpunb.notebook.sessions import Held
+
+_sent_before = Reuse(min(4 << 30, total_memory() // 8))
+"""Large data is often what many cells read and few change."""
 
 _NOT_DATA = SHELL_NAMES - {"_", "__", "___"}
 _UNCHANGING = (int, float, complex, str, bytes, bool, type(None), type, types.FunctionType)
+
+
+class Since:
+    """The notebook's names as they are now, to tell later which of them have changed since."""
+
+    def __init__(self, space: Mapping[str, Any], names: Iterable[str], shipped: Mapping[str, Any]):
+        self._space = space
+        self._bound = {name: _held_loosely(space[name]) for name in names if name in space}
+        self._data = Fingerprints(shipped, "ignored")
+
+    def now(self, name: str) -> None:
+        """Go on from what it is now, as a cell before this one has bound it."""
+        self._bound.pop(name, None)
+        if name in self._space:
+            self._bound[name] = _held_loosely(self._space[name])
+        self._data.forget(name)
+
+    def touched(self, name: str) -> bool:
+        """Whether the notebook has bound the name anew, deleted it, or changed its object."""
+        before = self._bound.get(name)
+        if name not in self._space or before is None:
+            return name in self._space or before is not None
+        return before() is not self._space[name] or self._data.has_changed(name)
+
+
+def _held_loosely(value: Any) -> Callable[[], Any]:
+    """Gives the object as long as it lives; what cannot be asked for that is kept alive, or
+    another one could have its identity."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """What the notebook had when a cell left.
+
+    Attributes:
+        objects: of the cell's names, by name.
+        sent: those of them that travelled by value.
+        binds: names that the cell may bind; None if that cannot be told.
+        since: for a cell in the background.
+        expression: whether it is none, but an expression for its value.
+    """
+
+    objects: Mapping[str, Any]
+    sent: frozenset[str] = frozenset()
+    binds: frozenset[str] | None = None
+    since: Since | None = None
+    expression: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What came home: how the cell ended, its last value, and the values of its names. Those of
+    the names in `unbound` were bound anew or changed meanwhile, and stay as they are. What could
+    not come home is in `kept`, with the reason."""
+
+    ending: Ending
+    last: Any
+    values: Mapping[str, Any]
+    unbound: tuple[str, ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
 
 
 def outgoing(
@@ -34,20 +111,25 @@ def outgoing(
     *,
     inputs: tuple[str, ...] | None = None,
     outputs: tuple[str, ...] | None = None,
-) -> tuple[Payload, dict[str, Any]]:
+    held: Held | None = None,
+    late: bool = False,
+    expression: bool = False,
+) -> tuple[Payload, Shipment]:
     """The cell with the names that it reads, and the objects of its names as they are bound now.
 
     `inputs` are the names to ship, and no others; None for what the cell reads. What the
-    functions among them look up goes with them.
+    functions among them look up goes with them. What a session has already stays here. If `late`,
+    other cells run before this one comes home.
 
     Raises:
         UsageError: a name to ship is not bound, or its object cannot be pickled.
         SyntaxError: the cell is not Python.
     """
     text = _numbered(source, first_line)
-    transformed = shell.transform_cell(text)
-    name = _check_syntax(shell, transformed, number)
-    names = analyse(transformed, shell.transform_cell)
+    with switch.plain():
+        transformed = shell.transform_cell(text)
+        name = _check_syntax(shell, transformed, number)
+        names = analyse(transformed, shell.transform_cell)
     space = shell.user_ns
     if inputs is not None:
         missing = [each for each in inputs if each not in space]
@@ -67,6 +149,8 @@ def outgoing(
         if isinstance(each, types.ModuleType) and sys.modules.get(each.__name__) is each
     }
     values = {name: each for name, each in objects.items() if name not in modules}
+    known = frozenset(n for n, each in values.items() if held is not None and held.has(n, each))
+    values = {name: each for name, each in values.items() if name not in known}
     binds = _binds(names, transformed)
     deletes = (names.deletes & space.keys()) - objects.keys() - _NOT_DATA
     cell = Cell(
@@ -83,18 +167,28 @@ def outgoing(
         colors=shell.colors,
         xmode=shell.InteractiveTB.mode,
         interactivity=shell.ast_node_interactivity,
+        known=known,
+        silent=expression,
+        request=(request_of(shell).get("header") or {}).get("msg_id", "")
+        if hasattr(shell, "kernel")
+        else "",
     )
     payload = _packed(cell, values, perhaps)
-    return payload, {**objects, **{name: space[name] for name in deletes}}
+    objects.update((name, space[name]) for name in deletes)
+    since = None
+    if late:
+        since = Since(space, space if binds is None else binds | objects.keys(), objects)
+    return payload, Shipment(objects, frozenset(values), binds, since, expression)
 
 
 def _numbered(source: str, first_line: str) -> str:
-    """The cell with a comment for the %%gpu line, so that its lines have the notebook's numbers.
+    """The cell with a comment for the %%gpu line, so that its lines have the notebook's numbers;
+    there may be no such line.
 
     A cell magic that it goes on with must come first, though. An indented cell stays one.
     """
     code = source.lstrip()
-    if code.startswith("%%"):
+    if code.startswith("%%") or not first_line:
         return source
     indent = source[: len(source) - len(code)].rpartition("\n")[2]
     return f"{indent}#{first_line}\n{source}"
@@ -160,7 +254,7 @@ _PARSE_ONLY = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 def _packed(cell: Cell, values: dict[str, Any], perhaps: set[str]) -> Payload:
     try:
-        return serialize.dumps((cell, values), what="names of the cell")
+        return serialize.dumps((cell, values), what="names of the cell", reuse=_sent_before)
     except Exception:  # one of them cannot be pickled
         pass
     for name in list(values):
@@ -171,15 +265,21 @@ def _packed(cell: Cell, values: dict[str, Any], perhaps: set[str]) -> Payload:
                 del values[name]
                 continue
             raise UsageError(f"%%gpu: {error} Or name what to send with --in.") from None
-    return serialize.dumps((cell, values), what="names of the cell")
+    return serialize.dumps((cell, values), what="names of the cell", reuse=_sent_before)
 
 
 # ----------------------------------------------------------------------------------- coming home
 
 
-def incoming(shell: Any, payload: Payload, shipped: Mapping[str, Any]) -> Ending:
-    """Bind what came home, and return how the cell ended."""
-    space = shell.user_ns
+def incoming(
+    shell: Any,
+    payload: Payload,
+    shipment: Shipment,
+    note: Callable[[str], object],
+) -> Home:
+    """Bind what came home, as far as it may be bound, and say how the cell ended; what there is
+    to say to the user is handed to `note`."""
+    space, shipped, since = shell.user_ns, shipment.objects, shipment.since
     try:
         ending, values = serialize.loads(payload, namespace=space, lazy_modules=True)
     except Exception as error:
@@ -188,7 +288,7 @@ def incoming(shell: Any, payload: Payload, shipped: Mapping[str, Any]) -> Ending
             f"{type(error).__name__}: {error}"
         ) from error
     assert isinstance(ending, Ending)
-    kept = list(ending.kept)
+    kept = [each for each in ending.kept if each[0] != LAST]  # that was shown all the same
     values.update((name, shipped[given]) for name, given in ending.same.items())
     for name, module in ending.modules.items():
         try:
@@ -196,20 +296,27 @@ def incoming(shell: Any, payload: Payload, shipped: Mapping[str, Any]) -> Ending
         except ImportError as error:
             kept.append((name, str(error)))
     last = values.pop(LAST, None)
+    unbound = tuple(
+        name
+        for name in sorted(values)
+        if since is not None and since.touched(name) and space.get(name) is not values[name]
+    )
+    bound = {name: each for name, each in values.items() if name not in unbound}
     aliases = _aliases(space, shipped, ending.changed, values)
-    shell.push({**values, **aliases})
-    shell.compile.flags = ending.flags
+    shell.push({**aliases, **bound})
     for name in ending.deleted:
         if name in shipped and name in space and space[name] is shipped[name]:
             del space[name]
-    if ending.shown:
-        shell.displayhook.update_user_ns(last)
-        shell.displayhook.fill_exec_result(last)
-    for name, reason in kept:
-        if name == LAST:
-            continue  # it was shown all the same
-        sys.stderr.write(f"gpunb: {name!r} stays in the worker: {reason}\n")
-    return ending
+    if since is None and not shipment.expression:
+        shell.compile.flags = ending.flags
+        if ending.shown:
+            shell.displayhook.update_user_ns(last)
+            shell.displayhook.fill_exec_result(last)
+    for reason in dict.fromkeys(reason for _, reason in kept):
+        names = [repr(name) for name, why in kept if why == reason]
+        verb = "stays" if len(names) == 1 else "stay"
+        note(f"gpunb: {', '.join(names)} {verb} in the worker: {reason}\n")
+    return Home(ending, last, values, unbound, tuple(kept))
 
 
 def _aliases(
@@ -219,7 +326,9 @@ def _aliases(
     values: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Other names of the notebook for objects that the cell changed: they stay one object."""
-    new = {id(shipped[name]): values[name] for name in changed if name in shipped}
+    new = {
+        id(shipped[name]): values[name] for name in changed if name in shipped and name in values
+    }
     if not new:
         return {}
     return {

@@ -23,7 +23,8 @@ FINISHED = 5
 
 
 class StatusView:
-    """What `%gpu` shows: devices with who holds them, running, waiting and finished jobs."""
+    """What `%gpu` shows: devices with who holds them, actors and sessions of cells, running,
+    waiting and finished jobs."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.facts = facts
@@ -52,17 +53,24 @@ class StatusView:
     def _tables(self, *, bars: bool = False) -> Iterable[tuple[list[str], list[list[str]]]]:
         facts = self.facts
         names = {job["id"]: job["name"] for job in facts["running"]}
+        names.update((actor["id"], _actor_name(actor)) for actor in facts["actors"])
         yield (
             ["GPU", "type", "memory", "in use", "by"],
             [_device(each, names, bars=bars) for each in facts["devices"]]
             or [["none", "", "", "", ""]],
         )
+        if facts["actors"]:
+            rows = [_actor(each) for each in facts["actors"]]
+            yield ["actor", "", "on", "is"], rows
         if facts["running"]:
             rows = [_job(job, f"for {job['seconds']:.1f} s") for job in facts["running"]]
-            yield ["running", "job", "on", "since", ""], rows
+            yield ["running", "job", "on", "since"], rows
         if facts["waiting"]:
-            rows = [_job(job, str(job["waits_for"] or "")) for job in facts["waiting"]]
-            yield ["waiting", "job", "on", "why", ""], rows
+            rows = [
+                [f"#{job['id']}", job["name"], str(job["waits_for"] or "")]
+                for job in facts["waiting"]
+            ]
+            yield ["waiting", "job", "why"], rows
         if facts["finished"]:
             rows = [
                 [
@@ -98,9 +106,24 @@ def _device(device: Mapping[str, Any], names: Mapping[int, str], *, bars: bool) 
     ]
 
 
+def _actor(actor: Mapping[str, Any]) -> list[str]:
+    state = actor["state"]
+    if state == "alive":
+        running = f"runs {actor['running']}" if actor["running"] else "idle"
+        state = running + (f", {actor['waiting']} waiting" if actor["waiting"] else "")
+    held = ", ".join(f"GPU {device} ({share:g})" for device, share in actor["gpus"])
+    return [f"#{actor['id']}", _actor_name(actor), held or "CPU", state]
+
+
+def _actor_name(actor: Mapping[str, Any]) -> str:
+    """The class, and the name that it may have; a session of cells says its name by itself."""
+    kind, name = actor["class"] or "", actor["name"]
+    return kind if name is None or kind == f"session {name}" else f"{kind} {name!r}"
+
+
 def _job(job: Mapping[str, Any], last: str) -> list[str]:
     ids = [each[0] for each in job["gpus"]]
-    return [f"#{job['id']}", job["name"], _ids(ids), last, ""]
+    return [f"#{job['id']}", job["name"], _ids(ids), last]
 
 
 def _ids(ids: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ from gpunb.backend import DYNAMIC, HANDLE, STREAM, STREAMING, Call, ObjectId, Ou
 from gpunb.core import events as ev
 from gpunb.core.placement import refusal
 from gpunb.core.resources import Demand
-from gpunb.core.tasks import TaskId
+from gpunb.core.tasks import ActorDied, TaskId
 from gpunb.exceptions import InfeasibleRequestError, PendingCallsLimitExceeded
 from gpunb.runtime.actors import Actor
 from gpunb.runtime.jobs import Job
@@ -108,6 +108,9 @@ class Admission:
                 needs.append(obj[0])
             elif outcome.failed:
                 driver.results.settle(job, outcome, "failed")
+                if call.new is not None:
+                    died = ActorDied(job.id, "its constructor failed", obj[0])
+                    driver.actor_ended(job.id, died)
                 return
         if call.new is not None:
             driver.feed(

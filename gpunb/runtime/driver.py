@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import assert_never
+from collections.abc import Mapping, Sequence
+from typing import Any, assert_never
 
 from gpunb import serialize
 from gpunb.backend import HANDLE, ObjectId, Outcome
@@ -27,6 +28,7 @@ from gpunb.runtime.requests import Requests
 from gpunb.runtime.results import Results, payloads
 from gpunb.runtime.setup import Setups
 from gpunb.runtime.store import Store
+from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 from gpunb.workers.forking import ForkSource
 from gpunb.workers.loop import Loop
@@ -64,6 +66,7 @@ class Driver:
         self._requests = Requests(self)
         self._setups = setups
         self.by_worker: dict[WorkerId, list[TaskId]] = {}
+        self._told: dict[WorkerId, Sink] = {}
         self._events: deque[ev.Event] = deque()
         self._feeding = False
         self._wake: float | None = None
@@ -151,15 +154,21 @@ class Driver:
             case msg.Held():
                 assert process.worker is not None
                 self.store.hold_for(process.worker, message.object, message.change)
+            case msg.Stock():
+                assert process.worker is not None
+                self.store.take_stock(process.worker, dict(message.held))
             case msg.Yielded():
                 self.results.yielded(message, segments)
             case msg.Printed():
                 self._printed(process, self.jobs.get(message.task), message.stream, message.text)
             case msg.Shown():
                 job = self.jobs.get(message.task)
-                if job is not None and job.sink is not None:
+                sink = job.sink if job is not None else self._sink_between(process)
+                if sink is not None:
+                    if (by := getattr(sink, "by", None)) is not None:
+                        by(Addressee(self, process))
                     shown = payloads(message.payloads, segments)
-                    job.sink.show(message.kind, message.content, shown)
+                    sink.show(message.kind, message.content, shown)
             case _:
                 pass
 
@@ -174,12 +183,34 @@ class Driver:
         sink: Sink | None = None
         if job is not None:
             said, sink = job.feed(name, said), job.sink
-        elif (actor := self.actors.on(process.worker or 0)) is not None:
-            sink = actor.sink
+        else:
+            sink = self._sink_between(process)
         if isinstance(said, bytes):
             said = said.decode("utf-8", "backslashreplace")
         if sink is not None and said:
             _write(sink, process, name, said)
+
+    def _sink_between(self, process: Process) -> Sink | None:
+        """Where it goes what a worker shows while no job runs there."""
+        if (sink := self._told.get(process.worker or 0)) is not None:
+            return sink
+        actor = self.actors.on(process.worker or 0)
+        return actor.sink if actor is not None else None
+
+    def tell(
+        self,
+        process: Process,
+        kind: str,
+        content: Mapping[str, Any],
+        shown: Sequence[Payload],
+        sink: Sink,
+    ) -> None:
+        """Tell a worker something about what it has shown."""
+        if process.gone or process.worker is None:
+            return
+        self._told[process.worker] = sink
+        wires, segments = serialize.to_wires(shown)
+        self.pool.send(process, msg.Told(kind, content, wires), segments)
 
     def sink_of(self, process: Process, task: TaskId, name: str) -> Sink | None:
         """Where the output of a task goes that a task submits, or an actor between its calls."""
@@ -195,6 +226,7 @@ class Driver:
         out_of_memory = "SIGKILL" in reason and memory_was_short()
         self.feed(ev.WorkerExited(process.worker, reason, out_of_memory))
         self.by_worker.pop(process.worker, None)
+        self._told.pop(process.worker, None)
         self.actors.moved_out(process.worker)
         self.store.forget(process.worker)
 
@@ -215,7 +247,7 @@ class Driver:
             case ev.Retire():
                 self.pool.retire(decision.worker)
             case ev.ActorEnded():
-                self._actor_ended(decision.actor, decision.outcome)
+                self.actor_ended(decision.actor, decision.outcome)
             case _:
                 assert_never(decision)
 
@@ -269,7 +301,7 @@ class Driver:
             outcome = self.store.entry(obj).outcome
             assert outcome is not None
             values.append(outcome.payload)
-        wires = tuple([(each.wire(), each.segment is not None) for each in values])
+        wires, segments = serialize.to_wires(values)
         work = msg.Execute(
             task=job.id,
             attempt=run.attempt,
@@ -286,10 +318,10 @@ class Driver:
             last=run.last,
             host=self.actors.move_in(job, process) if call.new is not None else None,
         )
-        segments = [each.segment for each in values if each.segment is not None]
         self.pool.send(process, work, segments)
 
-    def _actor_ended(self, ident: ActorId, outcome: tasks.Outcome) -> None:
+    def actor_ended(self, ident: ActorId, outcome: tasks.Outcome) -> None:
+        """An actor is over for good, and its process gone."""
         actor = self.actors.get(ident)
         if actor is None:
             return
@@ -302,6 +334,24 @@ class Driver:
             self.store.drop((ident, HANDLE))
         if (end := getattr(actor.sink, "end", None)) is not None:
             end()
+
+
+class Addressee:
+    """A worker that has shown something, for the front end's answers. From any thread."""
+
+    def __init__(self, driver: Driver, process: Process) -> None:
+        self._driver = driver
+        self._process = process
+
+    @property
+    def gone(self) -> bool:
+        return self._process.gone
+
+    def tell(
+        self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload], sink: Sink
+    ) -> None:
+        driver = self._driver
+        driver.loop.post((driver.tell, self._process, kind, content, payloads, sink))
 
 
 def _write(sink: Sink, process: Process, name: str, text: str) -> None:

@@ -32,6 +32,10 @@ class Facts:
         if what == "actor":
             actor = self._driver.actors.get(*arguments)
             return actor.facts() if actor is not None else None
+        if what == "log":
+            (ident,) = arguments
+            job = self._driver.jobs.get(ident) or self._driver.past.get(ident)
+            return job.log if job is not None else None
         if what == "why":
             return why(self._driver.scheduler, *arguments)
         if what == "notes":

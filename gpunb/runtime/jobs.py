@@ -54,6 +54,11 @@ class Job:
         return sink
 
     @property
+    def log(self) -> Any:
+        """What its sink keeps of its output."""
+        return getattr(self.sink, "log", None)
+
+    @property
     def pid(self) -> int | None:
         """Of the process that runs it, or did; it may have none yet that is known here."""
         return self.process.pid if self.process is not None else None
@@ -97,6 +102,7 @@ class Past:
     seconds: float
     gpus: tuple[int | str, ...]
     pid: int | None
+    log: Any = None
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -111,7 +111,8 @@ class Local:
 
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
         self._check_alive()
-        self.store.entry(obj)
+        if obj[0] not in self.driver.jobs:
+            self.store.entry(obj)
         self.driver.check_force(obj, force)
         if obj[0]:
             self.loop.post((self.driver.feed, ev.CancelRequested(obj[0], force, recursive)))

@@ -20,6 +20,10 @@ TAIL = 4096
 class Sink(Protocol):
     """Receives what one job shows. Called on the runtime's thread; must not block.
 
+    One that has a method `by(worker)` is told before `show` to whom answers may be given, one that
+    has a method `ask(prompt, password, answer)` has the job's user asked, and `answer(text, error)`
+    called on any thread; without a prompt it only says whether it would.
+
     One that has a method `on(pid)` is told of the worker's process before each text, one that
     has a method `end()` of the end of the job. One that has a method `named(name)` gives another
     for a task that the job submits; without it they share one.
@@ -30,6 +34,20 @@ class Sink(Protocol):
 
     def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
         """Something else, as in Jupyter's messages."""
+
+
+class Answering(Protocol):
+    """A worker that has shown something. From any thread."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it can be told nothing any more."""
+
+    def tell(
+        self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload], sink: Sink
+    ) -> None:
+        """Tell it something, as in Jupyter's messages. What it shows because of that, with no job
+        running there, goes to this sink."""
 
 
 class Console:

@@ -31,12 +31,8 @@ class Requests:
         self._driver = driver
 
     def handle(self, process: Process, request: msg.Request, segments: list[Segment]) -> None:
-        taken = iter(segments)
         try:
-            payloads = [
-                Payload.from_wire(wire, next(taken, None) if own else None)
-                for wire, own in request.payloads
-            ]
+            payloads = serialize.from_wires(request.payloads, segments)
             match request.verb:
                 case "submit":
                     self._submit(process, request, payloads[0])
@@ -64,6 +60,8 @@ class Requests:
                 case "interrupt":
                     self._driver.feed(ev.InterruptRequested(request.arguments[0][0]))
                     self._reply(process, request, None)
+                case "input":
+                    self._input(process, request, *request.arguments)
                 case "ask":
                     what, arguments = request.arguments
                     self._reply(process, request, self._driver.facts.tell(what, *arguments))
@@ -81,8 +79,7 @@ class Requests:
         *,
         failed: bool = False,
     ) -> None:
-        wires = tuple((each.wire(), each.segment is not None) for each in payloads)
-        segments = [each.segment for each in payloads if each.segment is not None]
+        wires, segments = serialize.to_wires(payloads)
         reply = msg.Reply(request.request, value, wires, failed)
         self._driver.pool.send(process, reply, segments)
 
@@ -141,6 +138,27 @@ class Requests:
 
         store.hold_inner(payload)
         store.memory.admit_soon([payload], "the value of put", there)
+
+    def _input(
+        self, process: Process, request: msg.Request, prompt: str | None, password: bool
+    ) -> None:
+        """Have the user asked; nobody is without a prompt, and then the answer is whether it could
+        be done."""
+        driver = self._driver
+        job = driver.jobs.get(request.task)
+        ask = getattr(job.sink, "ask", None) if job is not None else None
+        if ask is None:
+            raise NotImplementedError("only a cell in the foreground can ask its user")
+
+        def answer(value: str | None, error: Exception | None) -> None:
+            if process.gone:
+                return
+            if error is not None:
+                self._fail(process, request, error)
+            else:
+                self._reply(process, request, value)
+
+        ask(prompt, password, lambda *answers: driver.loop.post((answer, *answers)))
 
     # ------------------------------------------------------------------------------------- waiting
 

@@ -155,7 +155,9 @@ class Results:
         failure = outcomes if isinstance(outcomes, Outcome) else None
         driver.actors.settled(job, failure)
         seconds = time.monotonic() - job.since
-        driver.past[job.id] = Past(job.id, job.call.spec.name, state, seconds, job.gpus, job.pid)
+        driver.past[job.id] = Past(
+            job.id, job.call.spec.name, state, seconds, job.gpus, job.pid, job.log
+        )
         if len(driver.past) > HISTORY:
             del driver.past[next(iter(driver.past))]
         for index, obj in enumerate(job.results):
@@ -177,11 +179,10 @@ class Results:
             store.drop(obj)
 
 
-def payloads(wires: Sequence[tuple[msg.Wire, bool]], segments: Sequence[Segment]) -> list[Payload]:
+def payloads(wires: Sequence[tuple[msg.Wire, int]], segments: Sequence[Segment]) -> list[Payload]:
     """The payloads of a message.
 
     Raises:
         ValueError: a segment did not arrive.
     """
-    taken = iter(segments)
-    return [Payload.from_wire(wire, next(taken, None) if own else None) for wire, own in wires]
+    return serialize.from_wires(wires, segments)

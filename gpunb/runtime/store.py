@@ -275,6 +275,14 @@ class Store:
         for obj in objects:
             held[obj] = held.get(obj, 0) + 1
 
+    def take_stock(self, worker: WorkerId, held: dict[ObjectId, int]) -> None:
+        """A worker says all that it has."""
+        booked = self._workers.get(worker, {})
+        changes = {obj: held.get(obj, 0) - booked.get(obj, 0) for obj in {**booked, **held}}
+        for obj, change in sorted(changes.items(), key=lambda each: -each[1]):
+            if change:
+                self.hold_for(worker, obj, change)
+
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone, and its references with it."""
         for obj, count in self._workers.pop(worker, {}).items():

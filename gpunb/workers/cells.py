@@ -7,6 +7,7 @@ is the result of the task; so is its error, because a cell that fails has bound 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
 import types
@@ -19,7 +20,9 @@ from IPython.core.interactiveshell import ExecutionResult
 
 from gpunb import backend, serialize
 from gpunb.serialize import Payload
+from gpunb.workers import comms, stdin
 from gpunb.workers.changes import Fingerprints
+from gpunb.workers.remote import Remote
 from gpunb.workers.shell import Compiler, Hook, Publisher, Shell, Show, prepare, remember
 
 FLUSH = 0.05
@@ -44,6 +47,10 @@ class Cell:
         colors: how tracebacks are coloured, as the kernel's shell has it.
         xmode: how long they are.
         interactivity: the kernel's ``ast_node_interactivity``.
+        known: names that it reads and that this worker has already, from an earlier cell.
+        silent: whether its value is not shown.
+        request: id of the message that asked the notebook's kernel to run it; none if it is run
+            where widgets cannot be shown.
     """
 
     source: str
@@ -59,6 +66,9 @@ class Cell:
     colors: str = "neutral"
     xmode: str = "Context"
     interactivity: str = "last_expr"
+    known: frozenset[str] = frozenset()
+    silent: bool = False
+    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +80,13 @@ class Ending:
         same: names bound to objects that it was given and left as they were, by those names.
         deleted: names that it was given and that are gone.
         kept: names that stay behind, each with the reason.
+        own: names that it bound and that were not to come home.
         changed: names whose objects, given to the cell, were changed in place.
         shown: whether the value under `LAST` in the values is that of the last expression.
         failure: what it raised, as `serialize.dump_failure` made it.
         traceback: the lines that IPython shows for that.
         flags: of the compiler.
+        peak: bytes of memory that the worker had at most.
     """
 
     modules: dict[str, str] = field(default_factory=dict)
@@ -82,10 +94,16 @@ class Ending:
     deleted: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     kept: tuple[tuple[str, str], ...] = ()
+    own: tuple[str, ...] = ()
     shown: bool = False
     failure: Payload | None = None
     traceback: tuple[str, ...] = ()
     flags: int = 0
+    peak: int = 0
+
+
+class Host:
+    """What a session's worker is an actor of: its state is that of the shell."""
 
 
 SHELL_NAMES = frozenset(
@@ -102,25 +120,38 @@ _ELSEWHERE = object()
 """What a name is bound to that the cell may delete and does not read."""
 
 
-def run(arguments: Payload, show: Show, label: str) -> Payload:
+def run(arguments: Payload, remote: Remote, label: str) -> Payload:
     """Run a cell and return its `Ending`, with the values that come home."""
     shell = prepare()
     kinds: list[Any] = list(Shell._walk_mro())  # noqa: SLF001
     for kind in kinds:  # as `instance()` does
         kind._instance = shell  # noqa: SLF001
-    Publisher.show = Hook.show = staticmethod(_in_order(show))
+    show = _in_order(remote.show)
+    Publisher.show = Hook.show = staticmethod(show)
     names = shell.user_ns
     cell, values = serialize.loads(arguments, namespace=names)
     for name, module in cell.modules.items():
         names[name] = _imported(module)
     names.update(values)
-    names.update((name, _ELSEWHERE) for name in cell.deletes)
+    for name in cell.deletes:
+        names.setdefault(name, _ELSEWHERE)
     before = dict(names)
-    fingerprints = Fingerprints(values)
+    known = {name: names[name] for name in cell.known if name in names}
+    fingerprints = Fingerprints({**known, **values}, "hashed")
     _dress(shell, cell)
-    with _flusher():
-        result = _execute(shell, cell)
+    if cell.silent:
+        Hook.show = staticmethod(_without_value(show))
+    if cell.request:
+        comms.begin(remote, show, cell.request)
+    try:
+        with _flusher(), stdin.asked(remote):
+            result = _execute(shell, cell)
+    finally:
+        comms.end()
     _flush()
+    for name in cell.deletes:
+        if names.get(name) is _ELSEWHERE:
+            del names[name], before[name]
     return _ending(cell, result, label, before=before, given=values, fingerprints=fingerprints)
 
 
@@ -132,11 +163,19 @@ def _in_order(show: Show) -> Show:
     """
     process = os.getpid()
 
-    def send(kind: str, content: dict[str, Any]) -> None:
+    def send(kind: str, content: dict[str, Any], payloads: Sequence[Payload] = ()) -> None:
         _flush()
-        show(kind, content)
+        show(kind, content, payloads)
         if os.getpid() == process:  # a fork of it must not speak to the kernel
             backend.current().ask("total")
+
+    return send
+
+
+def _without_value(show: Show) -> Show:
+    def send(kind: str, content: dict[str, Any]) -> None:
+        if kind != "execute_result":
+            show(kind, content)
 
     return send
 
@@ -157,6 +196,8 @@ def _dress(shell: Shell, cell: Cell) -> None:
         remember(shell.compile, name, number, text)
     warnings.resetwarnings()
     warnings.filters.extend(cell.filters)  # type: ignore[attr-defined]
+    # An interrupt may come just before the cell begins to run.
+    warnings.filterwarnings("ignore", "coroutine 'InteractiveShell", RuntimeWarning)
     try:
         shell.colors = cell.colors
         shell.InteractiveTB.set_mode(mode=cell.xmode)
@@ -220,6 +261,8 @@ def _ending(
         if name not in names and (cell.outputs is None or name in cell.outputs)
     )
 
+    own = tuple(_bound(names, cell, before).keys() - wanted.keys())
+
     def packed(
         error: BaseException | None,
         lines: tuple[str, ...],
@@ -231,22 +274,35 @@ def _ending(
             deleted=deleted,
             changed=tuple(changed),
             kept=kept,
+            own=own,
             shown=Hook.shown and error is None and LAST not in dict(kept),
             failure=serialize.dump_failure(error, task=label) if error is not None else None,
             traceback=lines,
             flags=shell.compile.flags,
+            peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
         return serialize.dumps((ending, values), what="names of the cell")
 
     try:
-        return packed(error, lines)
+        payload = packed(error, lines)
+        _tell(error, lines)
+        return payload
     except Exception:  # something among them cannot be pickled; the rest still goes home
-        kept = _leave_behind(values)
+        there = {name for name in cell.known if names.get(name) is before.get(name)}
+        kept = _leave_behind(values, there)
     asked = [f"--out {name}: {reason}" for name, reason in kept if cell.outputs and name != LAST]
     if asked and error is None:
         error = TypeError("; ".join(asked))
         lines = (f"TypeError: {error}",)
+    _tell(error, lines)
     return packed(error, lines, kept)
+
+
+def _tell(error: BaseException | None, lines: Sequence[str]) -> None:
+    """Say that the cell has failed, as the kernel opens its ending only between other cells."""
+    if error is not None:
+        content = {"ename": type(error).__name__, "evalue": str(error), "traceback": list(lines)}
+        Hook.show("failed", content)
 
 
 def _same(
@@ -257,14 +313,15 @@ def _same(
     return {name: there[id(value)] for name, value in wanted.items() if id(value) in there}
 
 
-def _leave_behind(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Take out of the values what cannot be pickled, and say why."""
+def _leave_behind(values: dict[str, Any], there: set[str]) -> tuple[tuple[str, str], ...]:
+    """Take out of the values what cannot be pickled, and say why, unless it was there before."""
     kept = []
     for name in list(values):
         try:
             serialize.dumps(values[name], what=name)
         except Exception as reason:
-            kept.append((name, str(reason)))
+            if name not in there:
+                kept.append((name, comms.why_here(values[name], str(reason))))
             del values[name]
     return tuple(kept)
 
@@ -275,15 +332,18 @@ def _wanted(
     """What the cell bound, and what it changed in place."""
     if cell.outputs is not None:
         return {name: names[name] for name in cell.outputs if name in names}
-    wanted = {}
+    return {**_bound(names, cell, before), **{name: names[name] for name in changed}}
+
+
+def _bound(names: Mapping[str, Any], cell: Cell, before: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
     for name, value in names.items():
         if name in SHELL_NAMES or (name.startswith("_i") and name[2:].isdigit()):
             continue
         bound = name not in before or before[name] is not value
         if bound and (cell.binds is None or name in cell.binds):
-            wanted[name] = value
-    wanted.update((name, names[name]) for name in changed)
-    return wanted
+            found[name] = value
+    return found
 
 
 def _flush() -> None:

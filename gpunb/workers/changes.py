@@ -1,7 +1,8 @@
 """Which of the objects that a cell was given it has changed in place.
 
-An object is compared by its pickle before and after. Large buffers are not looked at: they lie in
-private mappings, and the system knows which pages of those were written to.
+An object is compared by its pickle before and after. Large buffers that lie in private mappings, as
+those that came from another process do, are not looked at: the system knows which pages of those
+were written to. Of others there is a choice.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import io
 import pickle
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from gpunb.objects import address, untouched
 
@@ -35,6 +36,11 @@ _CODE = (type, types.FunctionType, types.ModuleType, types.MethodType)
 LARGE = 64 * 1024
 """Bytes from which on a buffer is watched by page instead of copied."""
 
+_PIECE = 256 * 1024
+
+Others: TypeAlias = Literal["changed", "hashed", "ignored"]
+"""What large buffers outside of private mappings are taken for; to hash takes 0.4 s per GB."""
+
 
 class _Pickler(pickle.Pickler):
     """Pickles data; stands for code and modules by their identity."""
@@ -48,12 +54,13 @@ class _Pickler(pickle.Pickler):
 class _Fingerprint:
     """What an object's data was at one moment. Holds on to no memory of the object."""
 
-    __slots__ = ("_data", "_large", "_small")
+    __slots__ = ("_data", "_large", "_others", "_small")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, others: Others) -> None:
+        self._others = others
         self._data, buffers = _pickled(value)
         self._small = [bytes(each) for each in buffers if each.nbytes < LARGE]
-        self._large = [(address(each), each.nbytes) for each in buffers if each.nbytes >= LARGE]
+        self._large = [self._first_look(each) for each in buffers if each.nbytes >= LARGE]
 
     def still(self, value: Any) -> bool:
         """Whether the object is what it was."""
@@ -62,8 +69,30 @@ class _Fingerprint:
             return False
         small = [each for each in buffers if each.nbytes < LARGE]
         large = [each for each in buffers if each.nbytes >= LARGE]
-        places = [(address(each), each.nbytes) for each in large]
-        return small == self._small and places == self._large and all(map(untouched, large))
+        if small != self._small or len(large) != len(self._large):
+            return False
+        return all(map(self._unchanged, large, self._large))
+
+    def _first_look(self, buffer: memoryview) -> tuple[Any, int]:
+        if self._others == "hashed" and not untouched(buffer):
+            return ("hash", _hash(buffer)), buffer.nbytes
+        place = None if self._others == "ignored" else address(buffer)
+        return place, buffer.nbytes
+
+    def _unchanged(self, buffer: memoryview, before: tuple[Any, int]) -> bool:
+        known, size = before
+        if buffer.nbytes != size:
+            return False
+        if self._others == "ignored":
+            return True
+        if isinstance(known, tuple):
+            return bool(known[1] == _hash(buffer))
+        return known == address(buffer) and untouched(buffer)
+
+
+def _hash(buffer: memoryview) -> int:
+    starts = range(0, buffer.nbytes, _PIECE)
+    return hash(tuple([hash(buffer[start : start + _PIECE].tobytes()) for start in starts]))
 
 
 def _pickled(value: Any) -> tuple[bytes, list[memoryview]]:
@@ -76,26 +105,33 @@ def _pickled(value: Any) -> tuple[bytes, list[memoryview]]:
 class Fingerprints:
     """Of the objects by name, taken when this is made."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], others: Others = "changed") -> None:
         self._values = {
             name: value for name, value in values.items() if not isinstance(value, _FIXED)
         }
-        self._before = {name: _taken(value) for name, value in self._values.items()}
+        self._before = {name: _taken(value, others) for name, value in self._values.items()}
 
     def changed(self) -> Iterable[str]:
         """The names whose objects are no longer what they were, or cannot be compared."""
-        for name, value in self._values.items():
-            before = self._before[name]
-            try:
-                same = before is not None and before.still(value)
-            except Exception:  # whatever its own methods raise
-                same = False
-            if not same:
-                yield name
+        return filter(self.has_changed, self._values)
+
+    def forget(self, name: str) -> None:
+        """Do not look at this one any more."""
+        self._values.pop(name, None)
+
+    def has_changed(self, name: str) -> bool:
+        """Whether the object is no longer what it was, or cannot be compared."""
+        if name not in self._values:
+            return False
+        before = self._before[name]
+        try:
+            return before is None or not before.still(self._values[name])
+        except Exception:  # whatever its own methods raise
+            return True
 
 
-def _taken(value: Any) -> _Fingerprint | None:
+def _taken(value: Any, others: Others) -> _Fingerprint | None:
     try:
-        return _Fingerprint(value)
+        return _Fingerprint(value, others)
     except Exception:  # whatever its own methods raise
         return None

@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -44,6 +45,8 @@ def main(channel: int, out: int, err: int, interrupts: int) -> NoReturn:
         system.adopt_orphans()
         atexit._clear()  # noqa: SLF001 - what the zygote's imports registered is not for its children
         Worker(Channel(socket.socket(fileno=channel)), interrupts).serve()
+    except BaseException:
+        traceback.print_exc()  # a bug, or a broken installation; `leave` would not show it
     finally:
         leave()
 
@@ -116,17 +119,22 @@ class Worker:
                     if threads is not None:
                         threads.start(message, segments)
                         continue
-                    if message.host is not None and (host := msg.Host(*message.host)).concurrent:
+                    host = msg.Host(*message.host) if message.host is not None else None
+                    if host is not None and host.concurrent:
                         from gpunb.workers.hosting import EventLoop
 
                         EventLoop(runner, self._channel).serve(message, segments)
                         return
-                    if not runner.execute(message, segments) or message.last:
-                        return
-                    if message.host is not None and host.concurrency > 1:
+                    several: Any = None
+                    if host is not None and host.concurrency > 1:
                         from gpunb.workers.hosting import Threads
 
-                        threads = Threads(runner, host.concurrency)
+                        several = Threads(runner, host.concurrency)
+                    if not runner.execute(message, segments) or message.last:
+                        return
+                    threads = several
+                case msg.Told():
+                    runner.told(message, descriptors)
                 case msg.Retired():
                     return
                 case _:
@@ -145,7 +153,7 @@ class Worker:
             setup=None,
             function="rehearsal",
             code=code,
-            arguments=(arguments.wire(), False),
+            arguments=(arguments.wire(), 0),
             inputs=(),
             late=(),
             returns=1,

@@ -86,9 +86,9 @@ class EventLoop:
         runner, loop = self._runner, asyncio.get_running_loop()
         self._loop = loop
         self._over = asyncio.Event()
+        _tag_output(runner)
         if not runner.execute(work, segments) or runner.actor is None:
             return
-        _tag_output(runner)
         runner.remote.beside = self._tell
         loop.add_reader(self._channel.fileno(), self._look)
         self._look()
@@ -99,6 +99,7 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
+        self._runner.end_forked()
         try:
             for message, descriptors in self._runner.remote.messages_now():
                 match message:
@@ -126,6 +127,8 @@ class EventLoop:
             try:
                 report, results = "ok", await self._call(work, segments)
             except BaseException as error:
+                if self._over.is_set() and isinstance(error, asyncio.CancelledError):
+                    return  # it ends with its actor, which the kernel will hear of
                 if attempt in self._stopped and isinstance(error, asyncio.CancelledError):
                     report = "interrupted"
                 else:
@@ -199,6 +202,11 @@ class _Tagged(io.TextIOBase):
     def fileno(self) -> int:
         descriptor: int = self._plain.fileno()
         return descriptor
+
+    @property
+    def buffer(self) -> Any:
+        """For bytes, which go where all goes that no call is known for."""
+        return self._plain.buffer
 
     def writable(self) -> bool:
         return True

@@ -68,7 +68,7 @@ class Execute(NamedTuple):
         function: identity of the function; name of the method.
         code: pickle of the function or class, unless this worker was sent it before.
         arguments: pickled (args, kwargs); results that it takes are `Slot` objects in there.
-        inputs: values for the slots, each (wire, has a segment).
+        inputs: values for the slots, each (wire, number of segments).
         late: objects for the remaining slots, to be asked for.
         retry: pickled exception types to report as retryable; True for all.
         host: for a worker that becomes an actor, the fields of `Host`.
@@ -81,8 +81,8 @@ class Execute(NamedTuple):
     setup: tuple[Any, ...] | None
     function: str
     code: bytes | None
-    arguments: tuple[Wire, bool]
-    inputs: tuple[tuple[Wire, bool], ...]
+    arguments: tuple[Wire, int]
+    inputs: tuple[tuple[Wire, int], ...]
     late: tuple[ObjectId, ...]
     returns: int
     retry: bytes | bool
@@ -95,8 +95,17 @@ class Reply(NamedTuple):
 
     request: int
     value: Any
-    payloads: tuple[tuple[Wire, bool], ...] = ()
+    payloads: tuple[tuple[Wire, int], ...] = ()
     failed: bool = False
+
+
+class Told(NamedTuple):
+    """What the front end says to something that the worker has shown; `kind` and `content` as in
+    Jupyter's messages, and the message's header."""
+
+    kind: str
+    content: Mapping[str, Any]
+    payloads: tuple[tuple[Wire, int], ...] = ()
 
 
 class Retired(NamedTuple):
@@ -120,7 +129,7 @@ class Done(NamedTuple):
     task: int
     attempt: int
     report: str
-    results: tuple[tuple[Wire, bool], ...]
+    results: tuple[tuple[Wire, int], ...]
 
 
 class Yielded(NamedTuple):
@@ -129,7 +138,7 @@ class Yielded(NamedTuple):
     task: int
     attempt: int
     position: int
-    result: tuple[Wire, bool]
+    result: tuple[Wire, int]
 
 
 class Printed(NamedTuple):
@@ -148,7 +157,7 @@ class Request(NamedTuple):
     attempt: int
     verb: str
     arguments: tuple[Any, ...]
-    payloads: tuple[tuple[Wire, bool], ...] = ()
+    payloads: tuple[tuple[Wire, int], ...] = ()
 
 
 class Held(NamedTuple):
@@ -158,6 +167,12 @@ class Held(NamedTuple):
     change: int
 
 
+class Stock(NamedTuple):
+    """All references that the worker has, each as (object, count), whatever was said before."""
+
+    held: tuple[tuple[ObjectId, int], ...]
+
+
 class Shown(NamedTuple):
     """Something to show where the task was submitted: `kind` and `content` as in Jupyter's
     messages, without its envelope."""
@@ -165,11 +180,22 @@ class Shown(NamedTuple):
     task: int
     kind: str
     content: Mapping[str, Any]
-    payloads: tuple[tuple[Wire, bool], ...] = ()
+    payloads: tuple[tuple[Wire, int], ...] = ()
 
 
 Message: TypeAlias = (
-    Execute | Reply | Retired | Ready | Done | Yielded | Printed | Request | Held | Shown
+    Execute
+    | Reply
+    | Told
+    | Retired
+    | Ready
+    | Done
+    | Yielded
+    | Printed
+    | Request
+    | Held
+    | Shown
+    | Stock
 )
 
 _TYPES: tuple[type[Any], ...] = (
@@ -183,6 +209,8 @@ _TYPES: tuple[type[Any], ...] = (
     Request,
     Held,
     Shown,
+    Stock,
+    Told,
 )
 _NUMBER = {kind: number for number, kind in enumerate(_TYPES)}
 

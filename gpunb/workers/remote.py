@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpunb import exceptions, serialize
-from gpunb.backend import Call, Context, ObjectId, Outcome
+from gpunb.backend import HOLDERS, Call, Context, ObjectId, Outcome
 from gpunb.core.tasks import ActorId
 from gpunb.objects import Segment
 from gpunb.serialize import Payload
@@ -61,6 +61,9 @@ class Remote:
         self._changes: deque[tuple[ObjectId, int]] = deque()
         self._others: deque[tuple[msg.Message, list[int]]] = deque()
         self._listener: threading.Thread | None = None
+        self._told: Callable[[msg.Told, Sequence[Payload]], None] | None = None
+        self._ear: threading.Thread | None = None
+        self._heard: deque[tuple[msg.Told, list[int]]] = deque()
         self._pid = os.getpid()
         self._used = False
         self.beside: Callable[[], None] | None = None
@@ -70,10 +73,9 @@ class Remote:
     def next_message(self) -> tuple[msg.Message, list[int]]:
         """The next thing to do, waiting for it. A thread that a task left may read it for us."""
         while not self._others:
-            if self._used:
-                self._used = False
-                if not select.select([self._channel], [], [], TIDY_AFTER)[0]:
-                    self.tidy()
+            if self._used and not select.select([self._channel], [], [], TIDY_AFTER)[0]:
+                self._used = False  # and not before: the next task may use nothing
+                self.tidy()
             if self._reading.acquire(timeout=_LOOK_AGAIN):
                 self._read(lambda: bool(self._others))
         return self._others.popleft()
@@ -99,6 +101,24 @@ class Remote:
         gc.collect()
         self.report_references()
 
+    def take_stock(self) -> None:
+        """After an interrupt of the main thread: it may have hit just when the kernel had given
+        something, or before what was let go was noted, so say what is held here."""
+        if threading.active_count() > 1:
+            self.report_references()  # others go on meanwhile
+            return
+        gc.collect()
+        self._changes.clear()
+        held: dict[ObjectId, int] = {}
+        for each in gc.get_objects():
+            if (refers := HOLDERS.get(type(each))) is not None:
+                try:
+                    obj = refers(each)
+                except AttributeError:
+                    continue  # it was interrupted before it was one
+                held[obj] = held.get(obj, 0) + 1
+        self.send(msg.Stock(tuple(held.items())))
+
     def enter(self, context: Context) -> None:
         """From now on this is what runs here."""
         self._context = context
@@ -123,8 +143,16 @@ class Remote:
         """Have something shown where the running task was submitted."""
         task = self.context().task
         if task is not None:
-            wires = tuple((each.wire(), each.segment is not None) for each in payloads)
+            wires, _ = serialize.to_wires(payloads)
             self.send(msg.Shown(task, kind, content, wires), payloads)
+
+    def question(self, prompt: str | None, password: bool = False) -> Any:
+        """What the user answers; without a prompt, nothing if there is somebody to be asked.
+
+        Raises:
+            NotImplementedError: there is not.
+        """
+        return self._request("input", (prompt, password))[0]
 
     # -------------------------------------------------------------------------------- the backend
 
@@ -207,7 +235,7 @@ class Remote:
 
     def send(self, message: msg.Message, payloads: Sequence[Payload] = ()) -> None:
         """Send a message and the memory that belongs to it."""
-        segments = [each.segment for each in payloads if each.segment is not None]
+        segments = [segment for each in payloads for segment in each.segments]
         with self._sending:
             self._channel.send(message, segments)
 
@@ -238,7 +266,7 @@ class Remote:
             )
         self._used = True
         self.report_references()
-        wires = tuple((each.wire(), each.segment is not None) for each in payloads)
+        wires, _ = serialize.to_wires(payloads)
         context = self.context()
         task, attempt = context.task or 0, context.attempt or 0
         self.send(msg.Request(number, task, attempt, verb, arguments, wires), payloads)
@@ -255,10 +283,7 @@ class Remote:
         finally:
             self._gates.pop(number, None)
             self._answers.pop(number, None)
-        taken = iter(segments)
-        values = [
-            Payload.from_wire(wire, next(taken) if own else None) for wire, own in reply.payloads
-        ]
+        values = serialize.from_wires(reply.payloads, segments)
         if reply.failed:
             raise serialize.loads(values[0])
         return reply.value, values
@@ -294,6 +319,9 @@ class Remote:
 
     def _sort(self, message: msg.Message, descriptors: list[int]) -> Callable[[], None] | None:
         """Put a message where it belongs; what is to be called for it when nobody reads."""
+        if isinstance(message, msg.Told) and self._told is not None:
+            self._heard.append((message, descriptors))
+            return None
         if not isinstance(message, msg.Reply):
             self._others.append((message, descriptors))
             return self.beside
@@ -314,6 +342,41 @@ class Remote:
                 )
                 self._listener.start()
 
+    def listen_to(self, told: Callable[[msg.Told, Sequence[Payload]], None] | None) -> None:
+        """While a task runs, have a thread call this with whatever is told here; with None no more,
+        so that it is among the next messages."""
+        with self._listening:
+            self._told = told
+            if told is None:
+                self._others.extend(self._heard_now())
+            elif self._ear is None or not self._ear.is_alive():
+                if self._ear is None:  # a fork of a task must not wait for what the thread has
+                    os.register_at_fork(after_in_child=lambda: _open(self._sending))
+                self._ear = threading.Thread(target=self._attend, name="gpunb-ear", daemon=True)
+                self._ear.start()
+
+    def _attend(self) -> None:
+        """Call what is told as long as somebody wants it. Whoever else reads is not kept from it,
+        because this thread waits without the right to."""
+        try:
+            while (told := self._told) is not None:
+                for message, descriptors in self._heard_now():
+                    told(message, arrived(message.payloads, descriptors))
+                if select.select([self._channel], [], [], _LOOK_AGAIN)[0] and self._reading.acquire(
+                    timeout=_LOOK_AGAIN
+                ):
+                    with contextlib.suppress(BlockingIOError):
+                        self._read(lambda: bool(self._heard), wait=False)
+        except (ChannelClosed, OSError, ValueError):
+            pass  # the main thread finds out by itself
+
+    def _heard_now(self) -> Iterator[tuple[msg.Told, list[int]]]:
+        while True:
+            try:
+                yield self._heard.popleft()
+            except IndexError:
+                return
+
     def _hear(self) -> None:
         try:
             while True:
@@ -329,9 +392,16 @@ class Remote:
     def recover(self) -> None:
         """After an interrupt of the main thread, which may have hit between taking a lock and the
         block that gives it back."""
+        if self._ear is not None:
+            self._ear.join(2 * _LOOK_AGAIN)
         if threading.active_count() == 1:
             for lock in (self._reading, self._sending, self._reporting, self._listening):
                 _open(lock)
+
+
+def arrived(wires: Sequence[tuple[msg.Wire, int]], descriptors: Sequence[int]) -> list[Payload]:
+    """The payloads of a message, with the segments that came beside it."""
+    return serialize.from_wires(wires, [Segment.adopt(each) for each in descriptors])
 
 
 def _open(gate: threading.Lock) -> None:

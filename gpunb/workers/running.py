@@ -20,7 +20,7 @@ from gpunb.workers import messages as msg
 from gpunb.workers import threads
 from gpunb.workers.interrupts import Interrupts
 from gpunb.workers.recent import MOST, Recent
-from gpunb.workers.remote import Remote
+from gpunb.workers.remote import Remote, arrived
 
 MOST_SEGMENTS = 200
 """Of one message; the system's limit is 253 descriptors."""
@@ -56,8 +56,6 @@ class Runner:
         self.interrupts.end()
         if report == "interrupted":
             self.remote.recover()
-        if os.getpid() != self._pid:
-            os._exit(0)  # a child that the function forked and let return
         self.finish(work, report, results)
         return report != "exit"
 
@@ -79,18 +77,38 @@ class Runner:
 
     def finish(self, work: msg.Execute, report: str, results: list[Payload]) -> None:
         """Report the end of an attempt."""
+        self.end_forked()
         self.remote.leave()
         flush()
         if len(results) > MOST_SEGMENTS:
             results = [*results[:MOST_SEGMENTS], *map(_inline, results[MOST_SEGMENTS:])]
-        self.remote.send(msg.Done(work.task, work.attempt, report, wires(results)), results)
+        wires, _ = serialize.to_wires(results)
+        self.remote.send(msg.Done(work.task, work.attempt, report, wires), results)
+        if self.interrupts.hit:
+            self.remote.take_stock()
+        else:
+            self.remote.report_references()
+
+    def end_forked(self) -> None:
+        """End this process if it is a child that the function forked and let go on as if it were
+        the worker."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    def told(self, message: msg.Told, descriptors: list[int]) -> None:
+        """Between the cells of a session: the front end says something to one of its widgets."""
+        from gpunb.workers import comms
+
+        comms.told(message, arrived(message.payloads, descriptors))
+        flush()
         self.remote.report_references()
 
     def context(self, work: msg.Execute, cancelled: Callable[[], bool] | None = None) -> Context:
         """Where the attempt runs, for those who ask."""
         host = self.host
         if host is None:
-            return Context(work.task, work.attempt, work.name, self._gpu_ids)
+            ids = self._gpu_ids
+            return Context(work.task, work.attempt, work.name, ids, cancelled=self._interrupted)
         return Context(
             work.task,
             work.attempt,
@@ -100,8 +118,11 @@ class Runner:
             host.type,
             host.name,
             host.restarted,
-            cancelled,
+            cancelled or self._interrupted,
         )
+
+    def _interrupted(self) -> bool:
+        return self.interrupts.hit
 
     def _set_up(self, setup: msg.Setup) -> None:
         for name, value in setup.environment.items():
@@ -141,15 +162,16 @@ class Runner:
 
     def call(self, work: msg.Execute, segments: list[Segment]) -> Any:
         """Call what the work says; a coroutine of an async actor is not awaited."""
-        taken = iter(segments)
-        arguments = unwire(work.arguments, taken)
-        inputs = [unwire(each, taken) for each in work.inputs]
+        arguments, *inputs = serialize.from_wires((work.arguments, *work.inputs), segments)
         if work.kind == "cell":
             from gpunb.workers import cells
 
-            return cells.run(arguments, self.remote.show, _label(work))
+            return cells.run(arguments, self.remote, _label(work))
         function = self._function(work)
         args, kwargs = self._arguments(work, arguments, inputs)
+        if work.kind == "create":
+            self.actor = _made(function, args, kwargs)
+            return None
         value = function(*args, **kwargs)
         if inspect.iscoroutine(value) and (self.host is None or not self.host.concurrent):
             value.close()
@@ -157,9 +179,6 @@ class Runner:
                 f"{work.name} is an async function: a task must be a plain one; "
                 "call asyncio.run inside it"
             )
-        if work.kind == "create":
-            self.actor = value
-            return None
         return value
 
     def _function(self, work: msg.Execute) -> Callable[..., Any]:
@@ -226,11 +245,21 @@ class Runner:
     def yielded(self, work: msg.Execute, index: int, value: Any) -> None:
         """Send a generator's value."""
         payload = serialize.dumps(value, what=f"value {index} of {_label(work)}")
-        wire = (payload.wire(), payload.segment is not None)
+        (wire,), _ = serialize.to_wires([payload])
         self.remote.send(msg.Yielded(work.task, work.attempt, index, wire), [payload])
 
     def put(self, value: Any) -> ObjectRef[Any]:
         return ObjectRef(self.remote.put(serialize.dumps(value)), held=True)
+
+
+def _made(cls: Any, args: Any, kwargs: Any) -> Any:
+    """An instance of the class. What its `__init__` returns is ignored, as Ray does it."""
+    if type(cls).__call__ is not type.__call__:
+        return cls(*args, **kwargs)
+    made = cls.__new__(cls, *args, **kwargs)
+    if isinstance(made, cls):
+        type(made).__init__(made, *args, **kwargs)
+    return made
 
 
 def _frames_of_ours(error: BaseException) -> int:
@@ -265,15 +294,6 @@ def _retryable(error: BaseException, retry: bytes | bool) -> bool:
     if isinstance(retry, bool):
         return retry and isinstance(error, Exception)
     return isinstance(error, pickle.loads(retry))
-
-
-def wires(payloads: Sequence[Payload]) -> tuple[tuple[msg.Wire, bool], ...]:
-    return tuple((each.wire(), each.segment is not None) for each in payloads)
-
-
-def unwire(wire: tuple[msg.Wire, bool], segments: Any) -> Payload:
-    """The payload of a wire, with its segment from the iterator of those that came along."""
-    return Payload.from_wire(wire[0], next(segments) if wire[1] else None)
 
 
 def flush() -> None:

@@ -17,6 +17,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from gpunb.workers import stdin
 from gpunb.workers.interrupts import Interrupts
 
 Show = Callable[..., None]
@@ -93,16 +94,24 @@ class Shell(InteractiveShell):
 
     traceback_lines: list[str]
     error_shown: tuple[str, str]
+    _shown_now = False
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        if self._shown_now:
+            self._shown_now = False
+            content = {"ename": etype.__name__, "evalue": str(evalue), "traceback": list(stb)}
+            Hook.show("error", content)
+            return
         self.traceback_lines = list(stb)
         self.error_shown = etype.__name__, str(evalue)
 
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
-        """As IPython does, but of an interrupt show the line that it hit, not our handler."""
+        """As IPython does, but of an interrupt show the line that it hit, not our handler. What a
+        library has shown, as an Output widget does, is no error of the cell."""
+        self._shown_now = not _is_shells(sys._getframe(1))  # noqa: SLF001
         frames = sys.exc_info()[2]
         while frames is not None and frames.tb_next is not None:
-            if frames.tb_next.tb_frame.f_code is Interrupts.signalled.__code__:
+            if _is_ours(frames.tb_next.tb_frame.f_code):
                 frames.tb_next = None
                 break
             frames = frames.tb_next
@@ -121,8 +130,19 @@ class Shell(InteractiveShell):
     def enable_gui(self, gui: str | None = None) -> None:
         """There is no event loop to integrate with."""
 
+    def debugger(self, force: bool = False) -> None:
+        """Debug the last error, if there is somebody to give commands."""
+        if force or self.call_pdb:
+            stdin.check("a debugger")
+            super().debugger(force)
+
     def ask_exit(self) -> None:
         """A cell cannot end the notebook."""
+
+
+def _is_ours(code: types.CodeType) -> bool:
+    ours = Interrupts.signalled.__code__, Shell.debugger.__code__
+    return code in ours or code.co_filename == stdin.__file__
 
 
 def holds_group(error: BaseException | None) -> bool:

@@ -257,6 +257,7 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
             except BaseException as error:
                 problems[name] = f"{type(error).__name__}: {error}"
     child.warm_up()
+    importlib.import_module("gpunb.workers.hosting")  # what asyncio takes to load, for all actors
     if "IPython" in sys.modules:
         importlib.import_module("gpunb.workers.cells")
         importlib.import_module("gpunb.workers.shell").prepare()

@@ -1,0 +1,204 @@
+"""A cell between the notebook and its worker: handed in, and brought to its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpunb import backend, serialize, session
+from gpunb.backend import Backend, Call, ObjectId, Outcome
+from gpunb.core.options import MethodOptions, Options
+from gpunb.exceptions import ActorDiedError, GpunbError, TaskCancelledError, TaskError
+from gpunb.notebook.sessions import CellSession
+from gpunb.notebook.shipping import Home, Shipment, incoming, outgoing
+from gpunb.refs import value_of
+from gpunb.runtime.output import Sink
+from gpunb.workers.cells import Ending
+from gpunb.workers.shell import holds_group
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for with a cell: its text, the line before it, and the options of that line.
+
+    `inputs` and `outputs` are names to ship and to bring home, and no others; None for what the
+    cell reads and binds. The value of an `expression` is for whoever asked, and not shown.
+    """
+
+    source: str
+    first_line: str
+    options: Options
+    inputs: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+    session: CellSession | None = None
+    expression: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HandedIn:
+    """A cell that waits or runs. `obj` is what it makes; its reference is held here. Of the names
+    in `presumed` a session is taken to have a newer value than the notebook."""
+
+    shell: Any
+    request: Request
+    backend: Backend
+    obj: ObjectId
+    name: str
+    number: int
+    shipment: Shipment
+    presumed: frozenset[str] = frozenset()
+
+    def kill(self) -> None:
+        """End its process, and a session's with it."""
+        host = self.request.session
+        if host is not None:
+            host.stop()
+        else:
+            self.backend.cancel(self.obj, force=True, recursive=True)
+
+    def give_up(self) -> None:
+        """End it as nobody waits for it any more; a session goes on."""
+        self.backend.cancel(self.obj, force=self.request.session is None, recursive=True)
+
+
+def hand_in(shell: Any, request: Request, sink: Sink, *, late: bool = False) -> HandedIn:
+    """Hand a cell in to be run; `late` if the notebook goes on meanwhile.
+
+    Raises:
+        UsageError, InfeasibleRequestError: it cannot be.
+        Exception: with the lines that a SyntaxError of the cell has.
+    """
+    session.current()
+    number = shell.displayhook.prompt_count
+    name = request.options.name or f"In[{number}]"
+    host = request.session
+    try:
+        arguments, shipment = outgoing(
+            shell,
+            request.source,
+            request.first_line,
+            number,
+            inputs=request.inputs,
+            outputs=request.outputs,
+            held=host.held if host is not None else None,
+            late=late,
+            expression=request.expression,
+        )
+    except SyntaxError as error:
+        lines = shell.SyntaxTB.structured_traceback(type(error), error, [])
+        raise dressed(error, lines) from None
+    try:
+        if host is None:
+            spec, actor = request.options.spec(name, "cell"), 0
+        else:
+            actor = host.actor
+            spec = MethodOptions(timeout=request.options.timeout).spec(name, "cell", 0)
+        call = Call(spec, b"", arguments, kind="cell", sink=sink, actor=actor)
+        current = backend.current()
+        (obj,) = current.submit(call)
+    except GpunbError as error:
+        raise short(error) from None
+    presumed = host.held.sent(shell.user_ns, shipment) if host is not None else frozenset()
+    return HandedIn(shell, request, current, obj, name, number, shipment, presumed)
+
+
+def conclude(
+    handed: HandedIn,
+    outcome: Outcome,
+    *,
+    interrupted: bool = False,
+    note: Callable[[str], object] | None = None,
+) -> tuple[Home | None, BaseException | None]:
+    """Bind what came home; on the main thread.
+
+    Args:
+        interrupted: somebody pressed Stop.
+        note: is told what there is to say; by default that goes to standard error.
+
+    Returns:
+        What came home, if anything did, and what to raise, if it failed: what the cell raised,
+        with the traceback that IPython made in the worker.
+    """
+    host = handed.request.session
+    if outcome.failed:
+        if host is not None:
+            host.held.forget(handed.shipment.sent | handed.presumed)
+        return None, _failure(outcome, handed.name, interrupted, host)
+    try:
+        home = incoming(handed.shell, outcome.payload, handed.shipment, note or sys.stderr.write)
+    except GpunbError as error:
+        return None, short(error)
+    if host is not None:
+        host.held.came_home(handed.shell.user_ns, home, handed.presumed)
+    if home.ending.failure is None:
+        return home, None
+    raised = _raised(handed.shell, home.ending)
+    seconds = handed.request.options.timeout
+    if isinstance(raised, KeyboardInterrupt) and not interrupted and seconds:
+        text = f"{handed.name} ran longer than its timeout of {seconds:g} s and was stopped"
+        raised = short(TimeoutError(text))
+    return home, raised
+
+
+def _failure(
+    outcome: Outcome, name: str, interrupted: bool, host: CellSession | None
+) -> BaseException:
+    """What to raise for a cell whose worker brought no ending home."""
+    try:
+        value_of(outcome)
+    except (TaskCancelledError, ActorDiedError) as error:
+        if interrupted:
+            gone = "its worker is gone and its share of the GPU is free again"
+            if host is not None and isinstance(error, ActorDiedError):
+                gone = f"the session {host.name!r} is gone, with all that was in it"
+            text = f"{name} was stopped; {gone}"
+            return dressed(KeyboardInterrupt(text), [f"KeyboardInterrupt: {text}"])
+        if host is None or isinstance(error, TaskCancelledError):
+            return short(error)
+        reason = str(error).partition(" is gone: ")[2] or str(error)
+        return short(
+            ActorDiedError(
+                f"{name}: the session {host.name!r} is gone, with all that was in it: {reason}; "
+                f"the next cell with --session {host.name} starts it anew"
+            )
+        )
+    except TaskError as error:
+        if isinstance(error.cause, TimeoutError):
+            return short(error.cause)
+        return dressed(error, str(error).splitlines())
+    except GpunbError as error:
+        return short(error)
+    raise AssertionError("an outcome that failed has an error")
+
+
+def _raised(shell: Any, ending: Ending) -> BaseException:
+    """The cell's own error, of its own type, with the lines that IPython made of it."""
+    assert ending.failure is not None
+    error = serialize.load_failure(ending.failure, namespace=shell.user_ns)
+    return dressed(error.cause or error, list(ending.traceback) or str(error).splitlines())
+
+
+def short(error: BaseException) -> BaseException:
+    """Shown as one sentence: where in gpunb it was raised tells the user nothing."""
+    return dressed(error, [f"{type(error).__name__}: {error}"])
+
+
+def dressed(error: BaseException, lines: list[str]) -> BaseException:
+    """The error, shown by IPython as these lines and nothing else."""
+    if isinstance(error, (SyntaxError, SystemExit)) or holds_group(error):
+        # IPython has displays of its own for these, which the worker's shell has shown already.
+        error = type(type(error).__name__, (Exception,), {})(str(error))
+    try:
+        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+    except AttributeError:  # an exception with slots
+        return dressed(GpunbError("\n".join(lines)), lines)
+    error.__traceback__ = None
+    return error
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """The lines with which an error that `conclude` raised is shown."""
+    render: Callable[[], list[str]] | None = getattr(error, "_render_traceback_", None)
+    return render() if render is not None else [f"{type(error).__name__}: {error}"]

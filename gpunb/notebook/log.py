@@ -1,0 +1,141 @@
+"""All that a job has shown, for `%gpu logs`: in memory while it is little, else in a file without
+a name. Of very many large ones the oldest are given up.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+Item: TypeAlias = tuple[str, str, Mapping[str, Any]]
+"""(``"text"``, stream, {"text": ...}) or (``"show"``, kind of message, its content)"""
+
+IN_MEMORY = 1 << 18
+"""Bytes of one job's log that are kept in memory."""
+
+MOST = 1 << 28
+"""Bytes of one job's log that are kept at all."""
+
+ALL_IN_MEMORY = 1 << 25
+"""Bytes of all logs that are kept in memory."""
+
+FILES = 100
+"""Logs that may have a file."""
+
+
+class Log:
+    """What one job has shown, in order."""
+
+    def __init__(self) -> None:
+        self._file: Any = None
+        self._size = 0
+        self._lock = threading.Lock()
+        self.on_disk = False
+
+    def add(self, item: Item) -> None:
+        """Keep one more thing, unless there is far too much already."""
+        data = pickle.dumps(item, 5)
+        with self._lock:
+            if self._size > MOST:
+                return
+            self._size += len(data)
+            if self._size > MOST:
+                data = pickle.dumps(_note(f"more than {MOST >> 20} MiB: the rest is not kept"), 5)
+            if self._file is None:
+                self._file = io.BytesIO()
+            self._file.write(data)
+        _shelf.grown(self, len(data))
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes."""
+        return 0 if self.on_disk else self._size
+
+    def to_disk(self) -> None:
+        """Take no more memory."""
+        with self._lock:
+            if self._file is None or self.on_disk:
+                return
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as this lives
+            file.write(self._file.getbuffer())
+            self._file, self.on_disk = file, True
+
+    def give_up(self) -> None:
+        """Keep nothing any more."""
+        with self._lock:
+            self._file = io.BytesIO(pickle.dumps(_note("no longer kept"), 5))
+            self._size, self.on_disk = len(self._file.getbuffer()), False
+            self._file.seek(0, 2)
+
+    def __bool__(self) -> bool:
+        return self._file is not None
+
+    def __iter__(self) -> Iterator[Item]:
+        """What is there now, from the start."""
+        if self._file is None:
+            return
+        position = 0
+        while True:
+            with self._lock:
+                self._file.seek(position)
+                try:
+                    item = pickle.load(self._file)
+                except EOFError:
+                    return
+                finally:
+                    position = self._file.tell()
+                    self._file.seek(0, 2)
+            yield item
+
+    def texts(self) -> Iterator[str]:
+        """Its text as it came."""
+        return (content["text"] for kind, _, content in self if kind == "text")
+
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(self.texts())
+
+
+def _note(text: str) -> Item:
+    return "text", "stderr", {"text": f"\n... {text} ...\n"}
+
+
+class _Shelf:
+    """Keeps all logs together within their bounds."""
+
+    def __init__(self) -> None:
+        self._logs: weakref.WeakKeyDictionary[Log, None] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._grown = 0
+
+    def grown(self, log: Log, size: int) -> None:
+        """A log has become larger."""
+        if log.in_memory > IN_MEMORY:
+            log.to_disk()
+        with self._lock:
+            self._logs.pop(log, None)
+            self._logs[log] = None  # the last one written to is the last one
+            self._grown += size
+            if self._grown < IN_MEMORY:
+                return
+            self._grown = 0
+            logs = list(self._logs)
+        filed = [each for each in logs if each.on_disk]
+        for each in filed[: max(0, len(filed) - FILES)]:
+            each.give_up()
+        taken = sum(each.in_memory for each in logs)
+        if taken > ALL_IN_MEMORY:
+            for each in sorted(logs, key=lambda each: -each.in_memory):
+                if taken <= ALL_IN_MEMORY // 2 or len(filed) >= FILES:
+                    break
+                taken -= each.in_memory
+                each.to_disk()
+                filed.append(each)
+
+
+_shelf = _Shelf()

@@ -1,0 +1,186 @@
+"""Sessions: workers that keep their namespace and their devices between cells."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpunb import backend, serialize
+from gpunb.backend import HANDLE, Call, NewActor
+from gpunb.core.options import ActorOptions, Options
+from gpunb.core.tasks import ActorId, ActorSpec
+from gpunb.exceptions import GpunbError
+from gpunb.runtime import output
+from gpunb.workers.cells import Host
+from gpunb.workers.changes import Fingerprints
+
+if TYPE_CHECKING:
+    from gpunb.notebook.shipping import Home, Shipment
+
+NAMESPACE = "\x00sessions"
+"""In which their names are their own, apart from those of actors."""
+
+
+class Held:
+    """What a session has of the notebook's names: of its own or sent to it, and neither bound anew
+    in the notebook since, nor changed there."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Any, Fingerprints]] = {}
+
+    def has(self, name: str, value: Any) -> bool:
+        """Whether the notebook's value is no newer than the session's."""
+        known = self._known.get(name)
+        return known is not None and known[0] is value and not known[1].has_changed(name)
+
+    def sent(self, space: Mapping[str, Any], shipment: Shipment) -> frozenset[str]:
+        """These went to it, and what the cell binds will be newer than what is bound here.
+
+        Returns the names of which the latter is presumed, until the cell is over.
+        """
+        binds = shipment.binds or ()
+        presumed = frozenset(n for n in binds if n in space and not self.has(n, space[n]))
+        self._now(space, shipment.sent | presumed)
+        return presumed - shipment.sent
+
+    def came_home(self, space: Mapping[str, Any], home: Home, presumed: frozenset[str]) -> None:
+        """The cell is over. What was bound anew here meanwhile is newer than what came home."""
+        own = {*home.values, *home.ending.own, *(name for name, _ in home.kept)}
+        self.forget({*home.unbound, *(presumed - own)})
+        self._now(space, own - set(home.unbound))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """It may have them or not."""
+        for name in names:
+            self._known.pop(name, None)
+
+    def let_go(self, space: Mapping[str, Any]) -> None:
+        """Keep no object alive that the notebook does not have any more."""
+        self.forget([n for n, (value, _) in self._known.items() if space.get(n) is not value])
+
+    def _now(self, space: Mapping[str, Any], names: Iterable[str]) -> None:
+        for name in list(names):
+            if name in space:
+                value = space[name]
+                self._known[name] = value, Fingerprints({name: value}, "hashed")
+
+
+class CellSession:
+    """A lasting worker for cells."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        """Start it; it waits for its devices like any other work.
+
+        Raises:
+            InfeasibleRequestError: this machine can never give what it asks for.
+        """
+        self.name = name
+        self.options = options
+        self.held = Held()
+        spec = ActorOptions(
+            num_cpus=options.num_cpus,
+            num_gpus=options.num_gpus,
+            gpu_memory=options.gpu_memory,
+            accelerator_type=options.accelerator_type,
+            runtime_env=options.runtime_env,
+        ).spec(f"session {name}")
+        new = NewActor(ActorSpec(), b"", name, NAMESPACE, detached=True)
+        call = Call(
+            spec,
+            pickle.dumps(Host),
+            serialize.dumps(((), {})),
+            returns=0,
+            kind="create",
+            sink=output.sink(f"session {name}"),
+            new=new,
+        )
+        current = backend.current()
+        ((self.actor, _),) = current.submit(call)
+        current.drop((self.actor, HANDLE))
+        self._backend = current
+
+    actor: ActorId
+
+    @property
+    def facts(self) -> Mapping[str, Any] | None:
+        """What is known of its worker; None if it is gone."""
+        if backend.existing() is not self._backend:
+            return None
+        try:
+            facts: Mapping[str, Any] | None = self._backend.ask("actor", self.actor)
+        except GpunbError:
+            return None
+        return None if facts is None or facts["state"] == "ending" else facts
+
+    def stop(self) -> None:
+        """End its process; its devices are free when that is gone."""
+        if self.facts is not None:
+            self._backend.kill(self.actor, False)
+
+
+class Sessions:
+    """The sessions of a notebook by name."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, CellSession] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: str, options: Options, asked: bool) -> CellSession:
+        """The session of that name, started if there is none; `asked` if the cell said what for.
+        One that has ended by itself starts again as it was.
+
+        Raises:
+            ValueError: it is there with another share.
+            InfeasibleRequestError: this machine can never give what it asks for.
+        """
+        with self._lock:
+            found = self._sessions.get(name)
+            if found is not None and found.facts is not None:
+                if asked and found.options.demand() != options.demand():
+                    raise ValueError(
+                        f"the session {name!r} has {found.options.demand()}, and the cell asks "
+                        f"for {options.demand()}: leave the share out, or end it with "
+                        f"%gpu stop {name}"
+                    )
+                return found
+            if found is not None:
+                sys.stderr.write(
+                    f"gpunb: the session {name!r} had ended, with all that was in it; it starts "
+                    "anew\n"
+                )
+                options = options if asked else found.options
+                del self._sessions[name]
+            made = self._sessions[name] = CellSession(name, options)
+            return made
+
+    def stop(self, name: str) -> None:
+        """End a session.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        found = self._sessions.pop(name, None)
+        if found is None or found.facts is None:
+            known = ", ".join(self.names()) or "there are none"
+            raise ValueError(f"no session of cells has the name {name!r} ({known})")
+        found.stop()
+
+    def names(self) -> list[str]:
+        """Of those that are there."""
+        return sorted(name for name, each in self._sessions.items() if each.facts is not None)
+
+    def let_go(self, space: Mapping[str, Any]) -> None:
+        """After a cell: keep nothing for them that the notebook does not have any more."""
+        for each in self._sessions.values():
+            each.held.let_go(space)
+
+
+_sessions: dict[int, Sessions] = {}
+
+
+def of(shell: Any) -> Sessions:
+    """The sessions of a shell's notebook."""
+    return _sessions.setdefault(id(shell), Sessions())

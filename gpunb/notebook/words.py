@@ -1,0 +1,222 @@
+"""The words of `%gpu`: what can be said to it besides a share."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from gpunb import api, backend, session
+from gpunb.exceptions import GpunbError
+from gpunb.notebook import jobs
+from gpunb.notebook.late import replay
+from gpunb.notebook.log import Log
+from gpunb.notebook.sessions import Sessions
+from gpunb.notebook.view import StatusView
+from gpunb.refs import HEARTBEAT
+
+HELP = {
+    "ps": "devices and jobs now",
+    "top": "the same",
+    "wait": "wait for background cells, all by default",
+    "cancel": "stop jobs",
+    "logs": "what a job has shown, or its whole text into a file",
+    "why": "what a job waits for",
+    "stop": "end a session of cells, and give its devices back",
+    "on": "run every following cell as if it began with this %%gpu line",
+    "off": "no longer",
+    "init": "start gpunb with these settings",
+}
+"""The words, and what they do."""
+
+TAKES = {
+    "wait": "[IDS]",
+    "cancel": "IDS | all",
+    "logs": "ID [FILE]",
+    "why": "ID",
+    "stop": "NAME",
+    "on": "[SHARE] [OPTIONS]",
+    "init": "KEY=VALUE ...",
+}
+"""What follows them."""
+
+
+class Words:
+    """Carries out what follows `%gpu` in one shell."""
+
+    def __init__(self, shell: Any, sessions: Sessions) -> None:
+        self._shell = shell
+        self._sessions = sessions
+
+    def __contains__(self, word: str) -> bool:
+        return word in HELP
+
+    def say(self, word: str, text: str) -> Any:
+        """Do what the word says, with what follows it.
+
+        Raises:
+            UsageError: it does not go with the rest.
+        """
+        takes: dict[str, Callable[[list[str]], Any]] = {
+            "ps": self._status,
+            "top": self._status,
+            "wait": self._wait,
+            "cancel": self._cancel,
+            "logs": self._logs,
+            "why": self._why,
+            "stop": self._stop,
+            "init": _init,
+        }
+        try:
+            return takes[word](shlex.split(text))
+        except (GpunbError, OSError, TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"%gpu {word}: {error}") from None
+
+    def _status(self, rest: list[str]) -> StatusView:
+        _nothing(rest)
+        return StatusView(api.status())
+
+    def _wait(self, rest: list[str]) -> None:
+        """Wait, and then report each failure once."""
+        book = jobs.of(self._shell)
+        chosen = [self._job(each) for each in _ids(rest)] if rest else book.running()
+        waiting = list(chosen)
+        while waiting:
+            waiting = [job for job in waiting if not job.done()]
+            if waiting:
+                time.sleep(HEARTBEAT)
+        states: dict[str, int] = {}
+        for job in chosen:
+            job.wait()
+            states[job.state] = states.get(job.state, 0) + 1
+            error = job._error  # noqa: SLF001 - a part of it
+            if error is not None and book.told(job) and job.state == "failed":
+                text = f"{type(error).__name__}: {error}".splitlines()[0]
+                sys.stderr.write(f"gpunb: #{job.id} {job.name} has failed: {text}\n")
+        ended = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        sys.stdout.write(f"{ended or 'no background cells run'}\n")
+
+    def _job(self, ident: int) -> jobs.Job:
+        job = jobs.of(self._shell).get(ident)
+        if job is None:
+            raise ValueError(f"#{ident} is no background cell of this notebook")
+        return job
+
+    def _cancel(self, rest: list[str]) -> None:
+        if not rest:
+            raise ValueError("name the jobs, as in %gpu cancel 7, or say all")
+        current = backend.existing()
+        if rest == ["all"]:
+            if current is not None:
+                _cancel_all(current)
+            return
+        chosen = [(ident, _facts(ident)) for ident in _ids(rest)]
+        assert current is not None
+        for ident, facts in chosen:
+            if facts["state"] in ("queued", "running"):
+                current.cancel((ident, 0), False, True)
+            else:
+                sys.stdout.write(f"#{ident} {facts['name']} is over already: {facts['state']}\n")
+
+    def _logs(self, rest: list[str]) -> None:
+        ident = _ids(rest[:1])
+        if len(ident) != 1 or len(rest) > 2:
+            raise ValueError("name one job, as in %gpu logs 7, and a file if it should go into one")
+        log = self._log(ident[0])
+        if len(rest) == 1:
+            replay(self._shell, log)
+            return
+        with open(os.path.expanduser(rest[1]), "w", encoding="utf-8") as file:
+            file.writelines(log.texts())
+
+    def _log(self, ident: int) -> Log:
+        job, current = jobs.of(self._shell).get(ident), backend.existing()
+        if job is not None:
+            return job.log
+        log: Log | None = current.ask("log", ident) if current is not None else None
+        if log is None:
+            raise ValueError(f"nothing is kept of a job #{ident}")
+        return log
+
+    def _why(self, rest: list[str]) -> None:
+        ident = _ids(rest)
+        if len(ident) != 1:
+            raise ValueError("name one job, as in %gpu why 7")
+        facts = _facts(ident[0])
+        current = backend.existing()
+        why = current.ask("why", ident[0]) if current is not None else None
+        sys.stdout.write(f"#{ident[0]} {facts['name']}: {why or facts['state']}\n")
+
+    def _stop(self, rest: list[str]) -> None:
+        if len(rest) != 1:
+            known = ", ".join(self._sessions.names()) or "there are none"
+            raise ValueError(f"name one session of cells ({known})")
+        self._sessions.stop(rest[0])
+
+
+def _nothing(rest: Iterable[str]) -> None:
+    if rest:
+        raise ValueError(f"takes nothing more, not {' '.join(rest)!r}")
+
+
+def _ids(rest: Iterable[str]) -> list[int]:
+    found = []
+    for each in rest:
+        for part in each.split(","):
+            text = part.strip().lstrip("#")
+            if not text.isdigit():
+                raise ValueError(f"{part!r} is not the number of a job, such as 7 or #7")
+            found.append(int(text))
+    return found
+
+
+def _facts(ident: int) -> dict[str, Any]:
+    current = backend.existing()
+    facts: dict[str, Any] | None = current.ask("job", ident) if current is not None else None
+    if facts is None:
+        raise ValueError(f"there is no job #{ident}")
+    return facts
+
+
+def _cancel_all(current: backend.Backend) -> None:
+    """Cancel all that waits or runs; what hosts actors and sessions of cells goes on."""
+    cancelled: set[int] = set()
+    while True:
+        facts = current.ask("status")
+        actors = {each["id"] for each in facts["actors"]}
+        listed = {each["id"] for each in (*facts["running"], *facts["waiting"])}
+        found = listed - actors - cancelled  # of those that wait, a status lists the first
+        if not found:
+            return
+        for ident in found:
+            current.cancel((ident, 0), False, True)
+        cancelled |= found
+
+
+_TEXTS = {"simulate", "address", "start_method", "object_memory", "spill"}
+_NUMBERS = {"num_cpus", "num_gpus"}
+
+
+def _init(rest: list[str]) -> Any:
+    settings: dict[str, Any] = {}
+    for each in rest:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise ValueError(f"{each!r} must be of the form KEY=VALUE")
+        if name in _NUMBERS:
+            if not value.isdigit():
+                raise ValueError(f"{name}={value} must be a whole number")
+            settings[name] = int(value)
+        elif name == "preload":
+            settings[name] = [part for part in value.split(",") if part]
+        elif name in _TEXTS:
+            settings[name] = value
+        else:
+            known = ", ".join(sorted(_TEXTS | _NUMBERS | {"preload"}))
+            raise ValueError(f"{name!r} is no setting (known are {known})")
+    return session.init(**settings)

@@ -23,6 +23,7 @@ from gpunb.core.tasks import (
     Cancelled,
     Crashed,
     Exited,
+    Interrupted,
     Outcome,
     Raised,
     Refused,
@@ -207,6 +208,9 @@ class Scheduler:
         if isinstance(event.report, Exited):
             worker.key = None
         self.workforce.free(worker, now)
+        if isinstance(event.report, Interrupted) and worker.state == "idle":
+            # It may have hit an import, which would stay half done for whoever comes next.
+            self.workforce.let_go(worker, now)
         if not self._retried(task, event.report, now):
             self.settle(task, task.outcome(event.report))
 

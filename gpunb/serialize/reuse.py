@@ -89,7 +89,7 @@ class Reuse:
             return None
 
     def forget(self, key: tuple[int, int]) -> None:
-        """The buffer is gone. Said in a destructor, at any time: done later if somebody is at it."""
+        """The buffer is gone. Said by destructors, at any time: done later if somebody is here."""
         self._gone.append(key)
         if self._lock.acquire(blocking=False):
             try:

@@ -6,10 +6,12 @@ before, while or after the notice is read, and its attempt can be over, running 
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import struct
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,27 @@ Attempt = tuple[int, int]
 
 _SIGNAL_DELAY = 2.0
 """Seconds within which the signal of an interrupt comes, after its notice."""
+
+
+_MOMENT = 0.002
+
+_DEEP = 5
+"""Frames to look at for a destructor."""
+
+
+def _signal_later() -> None:
+    time.sleep(_MOMENT)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _in_destructor(frame: types.FrameType | None) -> bool:
+    for _ in range(_DEEP):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Interrupts:
@@ -40,6 +63,7 @@ class Interrupts:
         self._expected_until = 0.0
         self._collecting = False
         self._signals: list[None] = []
+        self._postponed: list[Attempt] = []
         self.running: Attempt | None = None
         self.hit = False
         self.elsewhere: Callable[[Attempt], bool] | None = None
@@ -94,8 +118,17 @@ class Interrupts:
             self._unsignalled = 0
             raise KeyboardInterrupt  # the task's own doing, or somebody's at a terminal
         if self.running in meant:
+            if _in_destructor(frame):
+                self._postpone(self.running)
+                return
             self.hit = True
             raise KeyboardInterrupt
+
+    def _postpone(self, attempt: Attempt) -> None:
+        """Interrupt a moment later. What a destructor raises, Python drops."""
+        self._postponed.append(attempt)
+        # Not threading's own, which waits for the thread: the next signal could come by then.
+        _thread.start_new_thread(_signal_later, ())
 
     def _collect(self, signals: int) -> list[Attempt]:
         """The attempts to interrupt, and the count of what is known of them without its signal."""
@@ -103,6 +136,8 @@ class Interrupts:
         while True:
             self._collecting = True
             meant = self._notices()
+            while self._postponed:
+                meant.append(self._postponed.pop())
             if meant:
                 self._unsignalled = max(0, self._unsignalled) + len(meant)
                 self._expected_until = time.monotonic() + _SIGNAL_DELAY

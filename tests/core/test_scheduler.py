@@ -377,6 +377,16 @@ def test_an_interrupted_task_ends_as_it_likes(
     assert world.interrupt(task) == []
 
 
+def test_an_interrupted_worker_is_not_used_again(core: MakeWorld) -> None:
+    world = core(cpus=1)
+    task = world.submit()
+    world.cancel(task)
+    assert ev.Retire(1) in world.finish(task, Interrupted())
+    after = world.submit()
+    assert world.runs[after].worker == 2
+    world.exit(1)
+
+
 def test_an_interrupt_of_what_waits_cancels_it(core: MakeWorld) -> None:
     world = core(cpus=1)
     source = world.submit()

@@ -61,6 +61,13 @@ class Shared:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Other tests find no session."""
+    if nextitem is None or HERE not in nextitem.path.parents:
+        ray.shutdown()
+
+
 @pytest.fixture(scope="session")
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     """Functions of the test modules travel by value, as a notebook's do."""

@@ -141,8 +141,7 @@ def run(arguments: Payload, remote: Remote, label: str) -> Payload:
     _dress(shell, cell)
     if cell.silent:
         Hook.show = staticmethod(_without_value(show))
-    if cell.request:
-        comms.begin(remote, show, cell.request)
+    comms.begin(remote, show, cell.request)
     try:
         with _flusher(), stdin.asked(remote):
             result = _execute(shell, cell)

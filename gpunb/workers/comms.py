@@ -47,8 +47,8 @@ class Comm(BaseComm):
         buffers: Sequence[Any] | None = None,
         **keys: Any,
     ) -> None:
-        if os.getpid() != _comms.process:
-            return  # a fork of it must not speak to the kernel
+        if not _comms.request or os.getpid() != _comms.process:
+            return  # there is no front end; or a fork would speak to the kernel
         said = {"data": data or {}, "metadata": metadata or {}, **keys}
         content = {
             "comm_id": self.comm_id,
@@ -126,11 +126,12 @@ _answered: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVa
 
 
 def begin(remote: Remote, show: Show, request: str) -> None:
-    """A cell begins whose notebook shows widgets."""
+    """A cell begins; without a request, the notebook shows no widgets."""
     if not _comms.process:
         _comms.process = os.getpid()
-        sys.meta_path.insert(0, _Bars)
-        _reconsider_bars()
+        if request:
+            sys.meta_path.insert(0, _Bars)
+            _reconsider_bars()
     comm.create_comm = Comm
     comm.get_comm_manager = lambda: _comms.manager
     _comms.remote, _comms.show, _comms.request = remote, show, request

@@ -24,7 +24,13 @@ gpunb.init(num_cpus=2, num_gpus=2)
 """
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_KERNEL = "GPUNB_TEST_KERNEL"
 _OUTPUTS = ("stream", "display_data", "update_display_data", "execute_result", "clear_output")
+
+
+def plain(text: str) -> str:
+    """The text without colours."""
+    return _ANSI.sub("", text)
 
 
 @dataclass
@@ -104,12 +110,20 @@ class Result:
 
 
 class Kernel:
-    """A running kernel and a client of it."""
+    """A running kernel and a client of it.
+
+    Attributes:
+        stdin: whether cells may ask for input, as they may where a user sits before a notebook.
+    """
+
+    stdin = False
 
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager = manager
         self.client = client
         self.results: dict[str, Result] = {}
+        self.comms: list[dict[str, Any]] = []
+        """The messages of all comms, as they came."""
 
     def __call__(self, code: str, **expressions: str) -> Result:
         """Run a cell to its end. `expressions` are evaluated after it, in the kernel."""
@@ -124,7 +138,7 @@ class Kernel:
     def start(self, code: str, **expressions: str) -> Result:
         """Send a cell and do not wait for it."""
         ident = self.client.execute(
-            code, allow_stdin=False, user_expressions=expressions, stop_on_error=False
+            code, allow_stdin=self.stdin, user_expressions=expressions, stop_on_error=False
         )
         return self.results.setdefault(ident, Result(ident, code))
 
@@ -146,6 +160,19 @@ class Kernel:
     def shows(self, result: Result, text: str, stream: str = "stdout") -> None:
         """Wait until a cell has written this text."""
         self.until(lambda: text in result.text(stream), result)
+
+    def late(self, true: Any, within: float = PATIENCE) -> None:
+        """Take in what comes late, to cells that are over, until the condition holds."""
+        deadline = time.monotonic() + within
+        while not true():
+            assert time.monotonic() < deadline, f"not within {within:g} s: {self.results}"
+            self._take(self.client.get_iopub_msg)
+
+    def settle(self, seconds: float = 0.3) -> None:
+        """Take in what comes late, to cells that are over."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._take(self.client.get_iopub_msg)
 
     def interrupt(self) -> None:
         """What the Stop button does."""
@@ -169,13 +196,15 @@ class Kernel:
         kind, content = message["msg_type"], message["content"]
         if kind in _OUTPUTS:
             result.messages.append((kind, content))
+        elif kind.startswith("comm_"):
+            self.comms.append(message)
         elif kind == "execute_input":
             result.count = content["execution_count"]
         elif kind == "status":
             result.idle = content["execution_state"] == "idle"
         elif kind == "error":
             result.ename, result.evalue = content["ename"], content["evalue"]
-            result.traceback = _ANSI.sub("", "\n".join(content["traceback"]))
+            result.traceback = plain("\n".join(content["traceback"]))
         elif kind == "execute_reply":
             result.status = content["status"]
             result.expressions = content.get("user_expressions") or {}
@@ -184,12 +213,12 @@ class Kernel:
 @contextlib.contextmanager
 def kernel(folder: Path, prepare: str = PREPARE, **variables: str) -> Iterator[Kernel]:
     """A kernel in a folder, after whose end no process of it is left."""
-    before = marked()
     unwanted = {"CUDA_VISIBLE_DEVICES", "GPUNB_SIMULATE", "GPUNB_NUM_GPUS", "GPUNB_NUM_CPUS"}
     unwanted.add("PYTEST_CURRENT_TEST")  # with it ipykernel does not capture what C code prints
     env = {name: value for name, value in os.environ.items() if name not in unwanted}
     env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), **variables}
     assert MARK in env
+    env[_KERNEL] = own = f"{os.getpid()}-{time.time_ns()}"
     manager, client = start_new_kernel(kernel_name="python3", cwd=str(folder), env=env)
     running = Kernel(manager, client)
     try:
@@ -200,4 +229,14 @@ def kernel(folder: Path, prepare: str = PREPARE, **variables: str) -> Iterator[K
         client.stop_channels()
         manager.shutdown_kernel(now=True)
         manager.cleanup_resources()
-    eventually(lambda: marked().keys() <= before.keys(), f"processes are left: {marked()}", 10)
+    eventually(lambda: not _of(own), f"processes are left: {marked()}", 10)
+
+
+def _of(kernel: str) -> list[int]:
+    """The processes that come from a kernel."""
+    found = []
+    for pid in marked():
+        with contextlib.suppress(OSError):
+            if f"{_KERNEL}={kernel}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+    return found

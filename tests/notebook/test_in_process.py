@@ -108,10 +108,10 @@ def test_stop_at_any_moment_leaves_nothing_running(
     stops = running._stops
 
     @contextlib.contextmanager
-    def stopped(sink: Any) -> Iterator[None]:
-        with stops(sink):
+    def stopped(sink: Any) -> Iterator[Any]:
+        with stops(sink) as user:
             timer.start()
-            yield
+            yield user
 
     monkeypatch.setattr(running, "_stops", stopped)
     monkeypatch.setattr(running, "GRACE", 30.0)

@@ -1,0 +1,178 @@
+"""Questions of GPU cells: the test is the front end that asks its user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.notebook.kernels import Kernel, Result
+from tests.sessions import PATIENCE, eventually
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(autouse=True)
+def idle_afterwards(cell: Kernel) -> Iterator[None]:
+    """Whatever a test did, the kernel goes on and nothing runs."""
+    yield
+    look = "[s['running'], s['waiting']] if (s := gpunb.status())['running'] else []"
+    eventually(lambda: not any(cell.value(look)), "the session is idle")
+
+
+def start(cell: Kernel, code: str) -> Result:
+    """Send a cell as a front end does whose user can be asked."""
+    ident = cell.client.execute(code, allow_stdin=True)
+    return cell.results.setdefault(ident, Result(ident, code))
+
+
+def asked(cell: Kernel) -> dict[str, Any]:
+    """The next question."""
+    message = cell.client.get_stdin_msg(timeout=PATIENCE)
+    assert message["msg_type"] == "input_request"
+    content: dict[str, Any] = message["content"]
+    return content
+
+
+def test_input_and_getpass_ask_the_user(cell: Kernel) -> None:
+    running = start(
+        cell,
+        "%%gpu 0.5\nfrom getpass import getpass\nprint('before')\nname = input('name? ')\n"
+        "word = getpass('word? ')\nprint('after', flush=True)\nnothing = input()",
+    )
+    assert asked(cell) == {"prompt": "name? ", "password": False}
+    cell.shows(running, "before\n")
+    cell.client.input("Ann")
+    assert asked(cell) == {"prompt": "word? ", "password": True}
+    cell.client.input("secret")
+    assert asked(cell) == {"prompt": "", "password": False}
+    cell.client.input("")
+    assert cell.finish(running), running.traceback
+    assert cell.value("(name, word, nothing)") == ("Ann", "secret", "")
+
+
+def test_a_session_asks_too(cell: Kernel) -> None:
+    try:
+        for answer in ("1", "2"):
+            running = start(cell, "%%gpu 0.5 --session asks\nprint(input('? '))")
+            asked(cell)
+            cell.client.input(answer)
+            assert cell.finish(running).stdout == f"{answer}\n"
+    finally:
+        cell.ok("%gpu stop asks")
+
+
+def test_the_end_of_the_input_is_an_error_of_the_cell(cell: Kernel) -> None:
+    running = start(cell, "%%gpu 0.5\ninput('? ')")
+    asked(cell)
+    cell.client.input("\x04")
+    cell.finish(running)
+    assert running.ename == "EOFError"
+    assert "----> 2 input('? ')" in running.traceback
+    assert "gpunb/" not in running.traceback
+
+
+def test_stop_ends_a_question(cell: Kernel) -> None:
+    running = start(cell, "%%gpu 0.5\ninput('? ')")
+    asked(cell)
+    begun = time.monotonic()
+    cell.interrupt()
+    cell.finish(running)
+    assert running.ename == "KeyboardInterrupt"
+    assert "----> 2 input('? ')" in running.traceback
+    assert "gpunb/" not in running.traceback
+    assert time.monotonic() - begun < 3
+
+
+def test_a_cell_may_ask_again_after_stop(cell: Kernel) -> None:
+    code = "try: input('? ')\nexcept KeyboardInterrupt: answer = input('really? ')"
+    running = start(cell, f"%%gpu 0.5\n{code}")
+    asked(cell)
+    cell.interrupt()
+    assert asked(cell)["prompt"] == "really? "
+    cell.client.input("yes")
+    cell.finish(running)
+    assert cell.value("answer") == "yes"
+
+
+def test_a_question_ends_with_its_worker(cell: Kernel) -> None:
+    code = "import os, threading\nthreading.Timer(0.3, os._exit, (7,)).start()\ninput('? ')"
+    running = start(cell, f"%%gpu 0.5\n{code}")
+    asked(cell)
+    cell.finish(running)
+    assert running.status == "error"
+    assert "exit" in running.traceback
+
+
+def test_a_timeout_ends_a_question(cell: Kernel) -> None:
+    running = start(cell, "%%gpu 0.5 --timeout 0.5\ninput('? ')")
+    asked(cell)
+    cell.finish(running)
+    assert running.ename == "TimeoutError"
+
+
+@pytest.mark.parametrize("question", ["input('? ')", "__import__('getpass').getpass()"])
+def test_where_nobody_can_be_asked_the_kernel_says_so(cell: Kernel, question: str) -> None:
+    result = cell(f"%%gpu 0.5\n{question}")
+    assert result.ename == "StdinNotImplementedError"
+    assert "this frontend does not support input requests" in result.evalue
+    assert "gpunb/" not in result.traceback
+
+
+@pytest.mark.parametrize("question", ["input('? ')", "breakpoint()"])
+def test_a_cell_in_the_background_cannot_ask(cell: Kernel, question: str) -> None:
+    running = start(cell, f"%%gpu 0.5 --bg\n{question}")
+    cell.until(lambda: running.ename, running)
+    cell.finish(running)
+    assert running.ename == "StdinNotImplementedError"
+    assert "only a cell in the foreground can ask its user" in running.evalue
+    assert "gpunb/" not in running.traceback
+
+
+def test_a_breakpoint_works_where_commands_can_be_given(cell: Kernel) -> None:
+    running = start(
+        cell,
+        "%%gpu 0.5\ndef twice(x):\n    y = 2 * x\n    breakpoint()\n    return y\n"
+        "result = twice(4)",
+    )
+    said = []
+    for command in ("p y", "!y = 30", "c"):
+        said.append(asked(cell)["prompt"])
+        cell.client.input(command)
+    assert cell.finish(running), running.traceback
+    assert said == ["ipdb> "] * 3
+    assert "\n8\n" in running.stdout
+    assert "gpunb/" not in running.stdout
+    assert cell.value("result") in (8, 30)  # whether a local can be set depends on Python
+
+
+def test_a_breakpoint_without_a_user_is_one_error(cell: Kernel) -> None:
+    result = cell("%%gpu 0.5\nbreakpoint()")
+    assert result.ename == "StdinNotImplementedError"
+    assert "breakpoint() needs answers" in result.evalue
+    assert "gpunb/" not in result.traceback
+
+
+def test_debug_after_an_error(cell: Kernel) -> None:
+    cell("%%gpu 0.5\n1 / 0")
+    result = cell("%debug")
+    assert result.stderr.startswith("UsageError: %debug: the error was raised in a worker")
+    try:
+        cell("%%gpu 0.5 --session looks\nnumber = 42\n1 / (number - 42)")
+        running = start(cell, "%%gpu --session looks\n%debug")
+        asked(cell)
+        cell.client.input("p number + 1")
+        asked(cell)
+        cell.client.input("q")
+        assert cell.finish(running), running.traceback
+        assert "43" in running.stdout
+        # Stop still reaches the session.
+        busy = cell.start("%%gpu --session looks\nprint('ready', flush=True)\nwhile True: pass")
+        cell.shows(busy, "ready")
+        cell.interrupt()
+        assert cell.finish(busy).ename == "KeyboardInterrupt"
+        assert cell.ok("%%gpu --session looks\nnumber").value == "42"
+    finally:
+        cell.ok("%gpu stop looks")

@@ -9,30 +9,17 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gpunb
+from tests.waiting import PATIENCE, eventually
 
 MARK = "GPUNB_TEST_MARK"
 os.environ.setdefault(MARK, f"{os.getpid()}-{time.time_ns()}")
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE = 10.0
-"""Seconds; nothing takes so long unless it is broken."""
-
-
-def eventually(true: Callable[[], Any], what: str = "", within: float = PATIENCE) -> Any:
-    """The first true answer."""
-    deadline = time.monotonic() + within
-    while True:
-        answer = true()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within:g} s: {what or true}")
-        time.sleep(0.005)
 
 
 def alive(pid: int) -> bool:

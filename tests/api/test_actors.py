@@ -31,18 +31,8 @@ from gpunb.exceptions import (
     TaskCancelledError,
     TaskError,
 )
-from tests.api.gates import Gate
-from tests.sessions import (
-    PATIENCE,
-    alive,
-    assert_idle,
-    begun,
-    descriptors,
-    eventually,
-    marked,
-    script,
-    session,
-)
+from tests.sessions import alive, assert_idle, begun, descriptors, marked, script, session
+from tests.waiting import PATIENCE, Gate, eventually
 
 echo = print  # what the code in workers does
 

@@ -22,7 +22,8 @@ from gpunb.exceptions import (
     TaskError,
     WorkerCrashedError,
 )
-from tests.sessions import PATIENCE, alive, assert_idle, eventually, marked, script, session
+from tests.sessions import alive, assert_idle, marked, script, session
+from tests.waiting import PATIENCE, eventually
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from gpunb.exceptions import (
     TaskCancelledError,
     TaskError,
 )
-from tests.api.gates import Gate
-from tests.sessions import PATIENCE, alive, assert_idle, begun, eventually, running, session
+from tests.sessions import alive, assert_idle, begun, running, session
+from tests.waiting import PATIENCE, Gate, eventually
 
 
 @pytest.fixture(scope="module", params=["fork"])

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 import gpunb
-from tests.sessions import PATIENCE, assert_idle, descriptors, eventually, session
+from tests.sessions import assert_idle, descriptors, session
+from tests.waiting import PATIENCE, eventually
 
 INLINE, LARGE = 100, 1_000_000
 """Items of arrays that travel within a message, and in a segment."""

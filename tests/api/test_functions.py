@@ -24,7 +24,8 @@ from gpunb.exceptions import (
     TaskCancelledError,
     TaskError,
 )
-from tests.sessions import PATIENCE, assert_idle, eventually, session
+from tests.sessions import assert_idle, session
+from tests.waiting import PATIENCE, Gate, eventually
 
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])
@@ -42,30 +43,6 @@ def four(started: None) -> Iterator[None]:
     """The shared session, in which each test leaves everything free."""
     yield
     assert_idle()
-
-
-class Gate:
-    """Holds tasks until it is opened; knows who came."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def enter(self, name: object = "task") -> None:
-        (self.folder / f"came-{name}").touch()
-        while not (self.folder / "open").exists():
-            time.sleep(0.005)
-
-    def note(self, name: str) -> None:
-        (self.folder / f"came-{name}").touch()
-
-    def came(self, name: object = "task") -> bool:
-        return (self.folder / f"came-{name}").exists()
-
-    def await_(self, name: object = "task") -> None:
-        eventually(lambda: self.came(name), f"{name} came to the gate")
-
-    def open(self) -> None:
-        (self.folder / "open").touch()
 
 
 @pytest.fixture
@@ -850,8 +827,8 @@ def test_the_status_says_why_a_task_waits(four, gate):
     assert gpunb.available_resources()["GPU"] == pytest.approx(1.6)
     gate.open()
     get([*holders, waiting, upstream])
-    done = {job["name"]: job["state"] for job in gpunb.status()["finished"][:2]}
-    assert done == {"patient": "done", "after": "done"}
+    done = {job["name"]: job["state"] for job in gpunb.status()["finished"][:6]}
+    assert done == {"hold": "done", "patient": "done", "after": "done"}
 
 
 def test_resources(four, gate):

@@ -21,8 +21,8 @@ from gpunb.exceptions import (
     TaskError,
     WorkerCrashedError,
 )
-from tests.api.gates import Gate
-from tests.sessions import PATIENCE, assert_idle, begun, eventually, running, session
+from tests.sessions import assert_idle, begun, running, session
+from tests.waiting import PATIENCE, Gate, eventually
 
 
 @pytest.fixture(scope="module", params=["fork"])

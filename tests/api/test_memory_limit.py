@@ -11,7 +11,8 @@ import pytest
 import gpunb
 from gpunb.exceptions import OutOfMemoryError, TaskError
 from gpunb.runtime import memory
-from tests.sessions import PATIENCE, assert_idle, eventually, script
+from tests.sessions import assert_idle, script
+from tests.waiting import PATIENCE, eventually
 
 MIB = 1 << 20
 COUNT = MIB // 8

@@ -15,7 +15,8 @@ from typing import Any
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 
-from tests.sessions import MARK, PATIENCE, ROOT, eventually, marked
+from tests.sessions import MARK, ROOT, marked
+from tests.waiting import PATIENCE, eventually
 
 PREPARE = """
 import gpunb

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.notebook.kernels import Kernel
-from tests.sessions import eventually
+from tests.waiting import eventually
 
 DEFINE = """
 import asyncio, time

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.notebook.kernels import Kernel, Result
-from tests.sessions import PATIENCE, eventually
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.kernel
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.notebook.kernels import Kernel, kernel
-from tests.sessions import ROOT, alive, eventually, marked
+from tests.sessions import ROOT, alive, marked
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.kernel
 

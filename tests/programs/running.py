@@ -25,10 +25,9 @@ from tests.programs import bodies
 from tests.programs import steps as st
 from tests.programs.model import Expected, Model, Value
 from tests.programs.steps import Program
+from tests.waiting import PATIENCE, eventually
 
 DEVICES = "2xA100:40GiB,1xV100:16GiB"
-PATIENCE = float(os.environ.get("GPUNB_TEST_PATIENCE", "30"))
-"""Seconds after which what has not come will never come."""
 
 _SEEN = 0.01
 """Seconds within which a task that is to be struck is expected to run."""
@@ -47,7 +46,7 @@ def session(method: str = "fork") -> Iterator[Any]:
     try:
         with sessions.session(**settings, preload=("tests.programs.bodies",)) as started:
             if method == "fork":
-                sessions.eventually(lambda: gpunb.status()["preload"] is not None, "preloaded")
+                eventually(lambda: gpunb.status()["preload"] is not None, "preloaded")
             yield started
     finally:
         if before is None:
@@ -409,7 +408,7 @@ def check_processes() -> None:
         known = {each.pid for each in driver.pool.processes()}
         return known == set(sessions.named("gpunb-worker"))
 
-    sessions.eventually(same, "the workers are those that are known", PATIENCE)
+    eventually(same, "the workers are those that are known", PATIENCE)
     memory = driver.store.memory.facts()
     if any(count for name, count in memory.items() if name in ("used", "spilled")):
         raise Wrong(f"memory is left: {memory}")

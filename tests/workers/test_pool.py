@@ -13,16 +13,8 @@ import pytest
 
 import gpunb
 from gpunb.exceptions import WorkerCrashedError
-from tests.sessions import (
-    PATIENCE,
-    alive,
-    assert_idle,
-    begun,
-    descriptors,
-    eventually,
-    session,
-    zombies,
-)
+from tests.sessions import alive, assert_idle, begun, descriptors, session, zombies
+from tests.waiting import PATIENCE, eventually
 
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])

@@ -12,17 +12,8 @@ import pytest
 
 import gpunb
 from gpunb.exceptions import WorkerCrashedError
-from tests.sessions import (
-    PATIENCE,
-    alive,
-    assert_idle,
-    begun,
-    eventually,
-    marked,
-    named,
-    running,
-    script,
-)
+from tests.sessions import alive, assert_idle, begun, marked, named, running, script
+from tests.waiting import PATIENCE, eventually
 
 
 def get(refs):

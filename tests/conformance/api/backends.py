@@ -11,10 +11,10 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import PATIENCE
 
 BACKEND = os.environ.get("GPUNB_CONFORMANCE_BACKEND", "gpunb")
 if BACKEND not in ("gpunb", "ray"):
@@ -29,9 +29,6 @@ ray: Any = importlib.import_module(BACKEND)
 cloudpickle: Any = importlib.import_module("ray.cloudpickle" if ON_RAY else "cloudpickle")
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE = 30.0
-"""Seconds; nothing takes so long unless it is broken."""
-
 _QUIET: dict[str, Any] = (
     {
         "address": "local",
@@ -84,18 +81,6 @@ def get(refs: Any, timeout: float = PATIENCE) -> Any:
     return ray.get(refs, timeout=timeout)
 
 
-def eventually(true: Callable[[], Any], what: str = "", within: float = PATIENCE) -> Any:
-    """The first true answer."""
-    deadline = time.monotonic() + within
-    while True:
-        answer = true()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within:g} s: {what or true}")
-        time.sleep(0.02)
-
-
 def free() -> dict[str, float]:
     """What is free of CPUs, devices, types and custom resources."""
     return _plain(ray.available_resources())
@@ -125,33 +110,6 @@ def alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-class Gate:
-    """Holds tasks until it is opened; knows who came."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def enter(self, name: object = "task") -> None:
-        self.note(name)
-        while not (self.folder / "open").exists():
-            time.sleep(0.01)
-
-    def note(self, name: object) -> None:
-        (self.folder / f"came-{name}").touch()
-
-    def came(self, name: object = "task") -> bool:
-        return (self.folder / f"came-{name}").exists()
-
-    def count(self) -> int:
-        return len(list(self.folder.glob("came-*")))
-
-    def await_(self, name: object = "task") -> None:
-        eventually(lambda: self.came(name), f"{name} came to the gate")
-
-    def open(self) -> None:
-        (self.folder / "open").touch()
 
 
 def script(text: str, **env: str) -> str:

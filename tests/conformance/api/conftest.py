@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests import waiting
 from tests.conformance.api import backends
-from tests.conformance.api.backends import Gate, cloudpickle, eventually, ray
+from tests.conformance.api.backends import cloudpickle, ray
+from tests.waiting import Gate, eventually
 
 HERE = Path(__file__).parent
 MACHINE: dict[str, Any] = {"num_cpus": 4, "num_gpus": 2}
@@ -73,7 +75,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     """Functions of the test modules travel by value, as a notebook's do."""
     told = {name: os.environ.pop(name, None) for name in NAMED}
     names = {item.module.__name__ for item in request.session.items if HERE in item.path.parents}
-    modules = [sys.modules[name] for name in sorted({*names, backends.__name__})]
+    modules = [sys.modules[name] for name in sorted({*names, backends.__name__, waiting.__name__})]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     shared = Shared()

@@ -6,8 +6,9 @@ import importlib
 
 import pytest
 
-from tests.conformance.api.backends import BACKEND, eventually, free, get, here, ray, total
+from tests.conformance.api.backends import BACKEND, free, get, here, ray, total
 from tests.conformance.api.differences import differs
+from tests.waiting import eventually
 
 V100 = pytest.mark.machine(num_gpus=2, types="V100")
 

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from tests.conformance.api.backends import PATIENCE, errors, eventually, get, ray
+from tests.conformance.api.backends import errors, get, ray
+from tests.waiting import PATIENCE, eventually
 
 
 @ray.remote

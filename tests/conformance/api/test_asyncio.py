@@ -7,7 +7,8 @@ import concurrent.futures
 
 import pytest
 
-from tests.conformance.api.backends import PATIENCE, errors, get, ray
+from tests.conformance.api.backends import errors, get, ray
+from tests.waiting import PATIENCE
 
 
 @ray.remote

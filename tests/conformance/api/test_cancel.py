@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from tests.conformance.api.backends import alive, errors, eventually, get, here, ray, run
+from tests.conformance.api.backends import alive, errors, get, here, ray, run
 from tests.conformance.api.differences import differs
+from tests.waiting import eventually
 
 
 @ray.remote

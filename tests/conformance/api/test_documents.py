@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from tests.conformance.api.backends import PATIENCE, eventually, free, get, here, ray, script
+from tests.conformance.api.backends import free, get, here, ray, script
 from tests.conformance.api.differences import differs
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.usefixtures("idle")
 

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from tests.conformance.api.backends import eventually, get, here, ray
+from tests.conformance.api.backends import get, here, ray
 from tests.conformance.api.differences import differs
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("idle")
 

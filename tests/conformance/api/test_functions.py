@@ -319,7 +319,8 @@ def test_calls_that_fail_count_as_well(idle):
 
 
 def test_the_result_of_a_process_that_ended_stays(idle):
-    from tests.conformance.api.backends import alive, eventually
+    from tests.conformance.api.backends import alive
+    from tests.waiting import eventually
 
     task = ray.remote(max_calls=1)(lambda: (os.getpid(), list(range(100_000))))
     ref = task.remote()

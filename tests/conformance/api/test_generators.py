@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.conformance.api.backends import PATIENCE, errors, eventually, free, get, here, ray
+from tests.conformance.api.backends import errors, free, get, here, ray
 from tests.conformance.api.differences import differs
+from tests.waiting import PATIENCE, eventually
 
 
 @ray.remote

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from tests.conformance.api.backends import errors, eventually, get, here, ray
+from tests.conformance.api.backends import errors, get, here, ray
 from tests.conformance.api.differences import differs
+from tests.waiting import eventually
 
 
 @ray.remote

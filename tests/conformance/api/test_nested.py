@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from tests.conformance.api.backends import alive, errors, eventually, get, ray
+from tests.conformance.api.backends import alive, errors, get, ray
+from tests.waiting import eventually
 
 
 @ray.remote

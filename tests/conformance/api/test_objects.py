@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.conformance.api.backends import alive, errors, eventually, get, here, ray
+from tests.conformance.api.backends import alive, errors, get, here, ray
 from tests.conformance.api.differences import differs
+from tests.waiting import eventually
 
 SMALL, LARGE = 100, 1_000_000
 

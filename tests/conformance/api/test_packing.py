@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.api.backends import eventually, free, get, here, ray
+from tests.conformance.api.backends import free, get, here, ray
 from tests.conformance.api.differences import differs
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.machine(num_cpus=6, num_gpus=3), pytest.mark.usefixtures("idle")]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.api.backends import eventually, free, get, here, ray, total
+from tests.conformance.api.backends import free, get, here, ray, total
 from tests.conformance.api.differences import differs
+from tests.waiting import eventually
 
 
 def plain():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.api.backends import PATIENCE, get, here, ray
+from tests.conformance.api.backends import get, here, ray
 from tests.conformance.api.differences import differs
+from tests.waiting import PATIENCE
 
 
 @ray.remote(num_cpus=0.1)

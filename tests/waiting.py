@@ -1,11 +1,27 @@
-"""A gate that holds tasks, for tests that need to know where they are."""
+"""Waiting in tests: for something to come true, and at a gate that holds tasks."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from tests.sessions import eventually
+PATIENCE = float(os.environ.get("GPUNB_TEST_PATIENCE", "30"))
+"""Seconds; nothing takes so long unless it is broken."""
+
+
+def eventually(true: Callable[[], Any], what: str = "", within: float = PATIENCE) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + within
+    while True:
+        answer = true()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within:g} s: {what or true}")
+        time.sleep(0.005)
 
 
 class Gate:
@@ -34,6 +50,10 @@ class Gate:
 
     def came(self, name: object = "task") -> bool:
         return (self.folder / f"came-{name}").exists()
+
+    def count(self) -> int:
+        """How many came, each name once."""
+        return len(list(self.folder.glob("came-*")))
 
     def await_(self, name: object = "task") -> None:
         eventually(lambda: self.came(name), f"{name} came to the gate")

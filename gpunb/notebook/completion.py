@@ -49,7 +49,7 @@ def _choices(cell: bool, before: list[str]) -> list[str]:
         return _sessions()
     if not cell and before and before[0] in ("wait", "cancel", "logs", "why"):
         return [*_jobs(before[0]), *(["all"] if before[0] == "cancel" else [])]
-    if cell:
+    if cell or before[:1] == ["on"]:
         return _options()
     return list(HELP) if not before else []
 

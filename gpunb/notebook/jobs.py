@@ -240,9 +240,10 @@ class Jobs:
         job._take(home, error)  # noqa: SLF001
         return job, error
 
-    def running(self) -> list[Job]:
-        """Those that are not over."""
-        return [job for job in self._jobs.values() if not job.done()]
+    def unsettled(self) -> list[Job]:
+        """Those that are not over, or of whose end the notebook does not know yet."""
+        news = {*map(id, self._ended), *map(id, self._failed)}
+        return [job for job in self._jobs.values() if not job.done() or id(job) in news]
 
     def get(self, ident: int) -> Job | None:
         """The one of that number."""
@@ -272,16 +273,18 @@ class Jobs:
             job._take(home, error)  # noqa: SLF001
             if job in self._ended:
                 self._ended.remove(job)
+            text, sink = summary(job, home), job._sink  # noqa: SLF001
+            assert not isinstance(sink, Foreground)
             if error is not None and job.state == "failed":
-                self._failed.append(job)
                 content = {"ename": type(error).__name__, "evalue": str(error)}
-                job._sink.error({**content, "traceback": lines_of(error)})  # type: ignore[union-attr]  # noqa: SLF001
-            text = summary(job, home)
-            if isinstance(job._sink, Kept):  # noqa: SLF001
+                sink.error({**content, "traceback": lines_of(error)})
+            if isinstance(sink, InCell):
+                self._cards.end(job, text)
+                if job.state == "failed":
+                    self._failed.append(job)
+            else:
                 replay(self._shell, job.log)
                 sys.stderr.write(f"gpunb: {text}\n")
-            else:
-                self._cards.end(job, text)
 
     # ------------------------------------------------------------------------------- between cells
 

@@ -51,6 +51,10 @@ class Log:
             self._file.write(data)
         _shelf.grown(self, len(data))
 
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
     @property
     def in_memory(self) -> int:
         """Bytes."""
@@ -68,6 +72,8 @@ class Log:
     def give_up(self) -> None:
         """Keep nothing any more."""
         with self._lock:
+            if self._file is not None:
+                self._file.close()
             self._file = io.BytesIO(pickle.dumps(_note("no longer kept"), 5))
             self._size, self.on_disk = len(self._file.getbuffer()), False
             self._file.seek(0, 2)
@@ -125,17 +131,16 @@ class _Shelf:
                 return
             self._grown = 0
             logs = list(self._logs)
+        taken = sum(each.in_memory for each in logs)
+        if taken > ALL_IN_MEMORY:
+            for each in logs:
+                taken -= each.in_memory
+                each.to_disk()
+                if taken <= ALL_IN_MEMORY // 2:
+                    break
         filed = [each for each in logs if each.on_disk]
         for each in filed[: max(0, len(filed) - FILES)]:
             each.give_up()
-        taken = sum(each.in_memory for each in logs)
-        if taken > ALL_IN_MEMORY:
-            for each in sorted(logs, key=lambda each: -each.in_memory):
-                if taken <= ALL_IN_MEMORY // 2 or len(filed) >= FILES:
-                    break
-                taken -= each.in_memory
-                each.to_disk()
-                filed.append(each)
 
 
 _shelf = _Shelf()

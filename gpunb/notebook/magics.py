@@ -120,6 +120,7 @@ class GpuMagics(Magics):
                 "gpunb: nobody would see what comes later here, so this background cell runs to "
                 "its end first\n"
             )
+            sys.stdout.flush()
             job, error = book.run_first(request)
         self.shell.displayhook.update_user_ns(job)
         self.shell.displayhook.fill_exec_result(job)
@@ -161,6 +162,7 @@ class GpuMagics(Magics):
 
     def _line(self, line: str) -> Any:
         """`%gpu` without a cell."""
+        assert self.shell is not None
         words = line.split(maxsplit=1)
         if not words:
             return self.words.say("ps", "")
@@ -168,7 +170,7 @@ class GpuMagics(Magics):
         if first in ("on", "off"):
             return self._turn(first, rest)
         if first in self.words:
-            return self.words.say(first, rest)
+            return self.words.say(first, self.shell.var_expand(rest) if "{" in rest else rest)
         if not rest or not (_SIZE.match(first) or first[0].isdigit() or first[0] == "."):
             raise UsageError(
                 f"%gpu {line.strip()}: without a cell there has to be a word ({', '.join(HELP)}), "

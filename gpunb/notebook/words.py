@@ -84,7 +84,7 @@ class Words:
     def _wait(self, rest: list[str]) -> None:
         """Wait, and then report each failure once."""
         book = jobs.of(self._shell)
-        chosen = [self._job(each) for each in _ids(rest)] if rest else book.running()
+        chosen = [self._job(each) for each in _ids(rest)] if rest else book.unsettled()
         waiting = list(chosen)
         while waiting:
             waiting = [job for job in waiting if not job.done()]

@@ -1,0 +1,306 @@
+"""The words of %gpu, expressions, %gpu on, completion, and loading; in a real kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.notebook.kernels import Kernel, plain
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module")
+def notebook(cell: Kernel) -> Kernel:
+    """A kernel before which a user sits."""
+    cell.stdin = True
+    cell.ok("import os, time\nhome = os.getpid()\ndef fail(x):\n    return x / 0")
+    return cell
+
+
+@pytest.fixture(autouse=True)
+def idle_afterwards(notebook: Kernel) -> Iterator[None]:
+    yield
+    notebook.ok("%gpu off")
+    notebook.ok("%gpu cancel all\n%gpu wait")
+    busy = "gpunb.status()['available'] != gpunb.status()['total']"
+    eventually(lambda: not notebook.value(busy), "all is free")
+
+
+def submitted(notebook: Kernel, code: str) -> int:
+    """The id of the job that the cell hands in."""
+    return int(notebook.value(f"Out[{notebook.ok(code).count}].id"))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("bogus", "there has to be a word (ps, top, wait, cancel, logs, why, stop, on, off, init)"),
+        ("0.5", "or a share and an expression"),
+        ("half 1 + 1", "or a share and an expression"),
+        ("ps now", "takes nothing more, not 'now'"),
+        ("wait x", "'x' is not the number of a job"),
+        ("wait 9999", "#9999 is no background cell of this notebook"),
+        ("cancel", "name the jobs"),
+        ("cancel 9999", "there is no job #9999"),
+        ("cancel one", "'one' is not the number of a job"),
+        ("logs", "name one job"),
+        ("logs 9999", "nothing is kept of a job #9999"),
+        ("logs 'open", "No closing quotation"),
+        ("why", "name one job"),
+        ("why 9999", "there is no job #9999"),
+        ("stop", "name one session of cells (there are none)"),
+        ("stop nobody", "no session of cells has the name 'nobody'"),
+        ("on half", "'half' is not a share"),
+        ("on --wrong", "unrecognized arguments: --wrong"),
+        ("init num_gpus=x", "num_gpus=x must be a whole number"),
+        ("init gpus=1", "'gpus' is no setting (known are address, num_cpus"),
+        ("init gpus", "'gpus' must be of the form KEY=VALUE"),
+        ("init num_gpus=2", "gpunb is initialised already"),
+        ("1.5 1 + 1", "1.5"),
+        ("0.5 x = 3", "'x = 3' is not an expression"),
+        ("0.5 1 +", "'1 +' is not an expression"),
+        ("0.5 (i for i in [1])", "the value cannot be sent"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_sentence(
+    notebook: Kernel, line: str, says: str
+) -> None:
+    result = notebook(f"%gpu {line}")
+    assert result.status == "error"
+    assert result.stderr.startswith("UsageError: ")
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not result.traceback
+
+
+def test_status(notebook: Kernel) -> None:
+    for line in ("%gpu", "%gpu ps", "%gpu top"):
+        result = notebook.ok(line)
+        assert (result.value or "").startswith("GPU  type")
+        assert "<table" in (result.result or {})["text/html"]
+
+
+def test_waiting_and_cancelling(notebook: Kernel) -> None:
+    assert notebook.ok("%gpu wait").stdout == "no background cells run\n"
+    made = notebook.ok("%%gpu 2 --bg --name long\nprint('ready')\ntime.sleep(60)")
+    notebook.shows(made, "ready")
+    first = int(notebook.value(f"Out[{made.count}].id"))
+    second = submitted(notebook, "%%gpu --bg\npass")
+    why = notebook.ok(f"%gpu why {second}").stdout
+    assert why.startswith(f"#{second} In[")
+    assert f"held by #{first}" in why
+    assert notebook.ok(f"%gpu why #{first}").stdout == f"#{first} long: running\n"
+    waiting = (notebook.ok("%gpu").value or "").split("waiting")[1].splitlines()
+    assert waiting[1].split()[0] == f"#{second}"
+    assert "CPU" not in waiting[1]
+    notebook.ok(f"%gpu cancel {first}")
+    assert notebook.ok(f"%gpu wait {first},{second}").stdout == "1 cancelled, 1 done\n"
+    over = notebook.ok(f"%gpu cancel {first}").stdout
+    assert over == f"#{first} long is over already: cancelled\n"
+    assert notebook.ok(f"%gpu wait #{first}").stdout == "1 cancelled\n"
+
+
+def test_cancelling_all(notebook: Kernel) -> None:
+    notebook.ok(
+        "@gpunb.remote(num_gpus=1, max_retries=0)\ndef sleep():\n    time.sleep(60)\n"
+        "refs = [sleep.remote() for _ in range(50)]"
+    )
+    notebook.ok("%%gpu --session s 0\nhere = 1")
+    jobs = [submitted(notebook, "%%gpu --bg\ntime.sleep(60)") for _ in range(3)]
+    notebook.ok("%gpu cancel all")
+    notebook.ok("%gpu wait " + ",".join(map(str, jobs)))
+    ended = "{each['state'] for each in gpunb.status()['finished'][:50]}"
+    eventually(lambda: not notebook.value("gpunb.status()['queued']"), "nothing waits")
+    assert notebook.value(ended) == {"cancelled"}
+    assert notebook.ok("%%gpu --session s\nhere").value == "1"
+    notebook.ok("%gpu stop s\ndel refs")
+
+
+def test_logs(notebook: Kernel) -> None:
+    job = submitted(
+        notebook,
+        "%%gpu --bg\nimport sys\nprint('out')\ndisplay(5)\nprint('err', file=sys.stderr)\n7",
+    )
+    notebook.ok("%gpu wait")
+    again = notebook.ok(f"%gpu logs {job}")
+    assert (again.stdout, again.stderr) == ("out\n", "err\n")
+    assert [each["text/plain"] for each in again.displayed] == ["5", "7"]
+    assert again.value is None
+    notebook.ok(f"%gpu logs {job} 'a file.txt'")
+    assert notebook.value("open('a file.txt').read()") == "out\nerr\n"
+    assert "No such file" in notebook(f"%gpu logs {job} /nowhere/x").stderr
+
+
+def test_logs_of_other_jobs(notebook: Kernel) -> None:
+    notebook.ok(
+        "@gpunb.remote(num_gpus=0)\ndef speak():\n    print('from a function')\n"
+        "gpunb.get(speak.remote())"
+    )
+    notebook("%%gpu --name failing\nprint('from a cell')\nfail(1)")
+    finished = "{j['name']: j['id'] for j in reversed(gpunb.status()['finished'])}"
+    ids = notebook.value(finished)
+    assert notebook.ok(f"%gpu logs {ids['speak']}").stdout == "from a function\n"
+    again = notebook.ok(f"%gpu logs {ids['failing']}")
+    assert again.stdout == "from a cell\n"
+    assert "ZeroDivisionError" in again.stderr
+    assert "fail(x)" in plain(again.stderr)
+    assert "return x / 0" in plain(again.stderr)
+
+
+def test_starting_gpunb(notebook: Kernel) -> None:
+    notebook.ok("gpunb.shutdown()")
+    for line in ("wait", "cancel all"):
+        notebook.ok(f"%gpu {line}")
+    assert "there is no job #1" in notebook("%gpu cancel 1").stderr
+    shown = notebook.ok("%gpu init num_cpus=2 num_gpus=2 preload=numpy,IPython")
+    assert "gpunb session" in (shown.value or "")
+
+
+# ------------------------------------------------------------------------------------ expressions
+
+
+def test_an_expression(notebook: Kernel) -> None:
+    notebook.ok("seven = 7")
+    assert notebook.ok("r = %gpu 0.5 seven * 6\nr").value == "42"
+    assert notebook.ok("%gpu 0.5 (seven, os.getpid() == home)").value == "(7, False)"
+    assert notebook.value("_") == (7, False)
+    assert notebook.ok("%gpu 0 seven + 1  # more").value == "8"
+    assert notebook.ok("%gpu 0 None").value is None
+    loop = "for i in range(2):\n    v = %gpu 0 i * seven\n    print(v)"
+    assert notebook.ok(loop).stdout == "0\n7\n"
+    assert notebook.ok("import asyncio\nr = %gpu 0 await asyncio.sleep(0, 5)\nr").value == "5"
+    assert notebook.ok("r = %gpu 0 print('shown') or [seven]\nr").stdout == "shown\n"
+    notebook.ok("%config GpuMagics.share = '0.25'")
+    assert notebook.ok("%%gpu\ngpunb.status()['running'][0]['gpus']").value == "[[0, 0.25]]"
+    notebook.ok("%config GpuMagics.share = '1'")
+
+
+def test_an_expressions_error_is_at_its_line(notebook: Kernel) -> None:
+    result = notebook("seven = 7\nif seven:\n    r = %gpu 0 fail(seven)")
+    assert result.ename == "ZeroDivisionError"
+    assert f"Cell In[{result.count}], line 3" in result.traceback
+    assert "----> 3 fail(seven)" in result.traceback
+    assert "gpunb" not in result.traceback
+
+
+# --------------------------------------------------------------------------------------- on and off
+
+
+def test_every_cell_on_a_gpu(notebook: Kernel) -> None:
+    notebook.ok("%gpu on 0.5")
+    assert notebook.ok(
+        "where = os.getpid(), gpunb.get_gpu_ids()\nwhere[0] != home, where[1]"
+    ).value == ("(True, [0])")
+    assert notebook.ok("'''\none\n  two'''").value == r"'\none\n  two'"
+    assert notebook.ok("    indented = 5\n    print(indented)").stdout == "5\n"
+    assert (
+        notebook.ok("import asyncio\nawait asyncio.sleep(0, os.getpid() != home)").value == "True"
+    )
+    for empty in ("", "\n\n", "# a comment\n"):
+        assert notebook.ok(empty)
+    failed = notebook("print(1)\n\n1 / 0")
+    assert f"Cell In[{failed.count}], line 3" in failed.traceback
+    assert "----> 3 1 / 0" in failed.traceback
+    assert notebook("x = = 1").ename == "SyntaxError"
+    # These are left alone.
+    here = "os.getpid() == home"
+    assert notebook.ok(f"%%time\nprint({here})").stdout.startswith("True\n")
+    assert notebook.ok(f"%time print({here})").stdout.startswith("True\n")
+    assert notebook.ok(f"%%capture got\nprint({here})")
+    assert notebook.ok("!echo shell").stdout.strip() == "shell"
+    assert notebook.ok("fail?")
+    assert notebook.ok(f"%%gpu 0.25\n{here}, gpunb.status()['running'][0]['gpus']").value == (
+        "(False, [[0, 0.25]])"
+    )
+    assert notebook.ok("# switch it off\n%gpu off")
+    assert notebook.ok(f"got.stdout, {here}").value == r"('True\n', True)"
+
+
+def test_on_with_other_options(notebook: Kernel) -> None:
+    notebook.ok("%gpu on 0.5 --session s")
+    notebook.ok("in_session = 1\npid = os.getpid()")
+    assert notebook.ok("in_session, pid == os.getpid()").value == "(1, True)"
+    notebook.ok("%gpu on 0")
+    assert notebook.ok("gpunb.get_gpu_ids(), pid == os.getpid()").value == "([], False)"
+    notebook.ok("%gpu off")
+    notebook.ok("%gpu off")
+    notebook.ok("%gpu stop s")
+
+
+# ------------------------------------------------------------------------------------ help and Tab
+
+
+def test_the_manual(notebook: Kernel) -> None:
+    manual = notebook.value("get_ipython().magics_manager.magics['line']['gpu'].__doc__")
+    assert "@@" not in manual
+    lines = manual.splitlines()
+    words = [line for line in lines if line.lstrip().startswith("%gpu ") and "  " in line.strip()]
+    assert len(words) == 12
+    assert {line.index("%") for line in words} == {4}
+    starts = {len(line) - len(line.strip().split("  ")[-1].strip()) for line in words}
+    assert len(starts) == 1
+    assert max(map(len, lines)) <= 100
+    assert "--session SESSION" in manual
+
+
+def complete(notebook: Kernel, code: str) -> list[str]:
+    ident = notebook.client.complete(code, len(code))
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        message: dict[str, Any] = notebook.client.get_shell_msg(timeout=10)
+        if message["parent_header"].get("msg_id") == ident:
+            return list(message["content"]["matches"])
+    raise AssertionError("no answer")
+
+
+def test_completion(notebook: Kernel) -> None:
+    assert complete(notebook, "%gpu ") == sorted(
+        "ps top wait cancel logs why stop on off init".split()
+    )
+    assert complete(notebook, "%gpu w") == ["wait", "why"]
+    assert {"--bg", "--session", "--type", "--out"} <= set(complete(notebook, "%%gpu 0.5 --"))
+    assert complete(notebook, "%%gpu 0.5 --se") == ["--session"]
+    assert "path" in complete(notebook, "%%gpu\nos.pa")
+    assert "path" in complete(notebook, "r = %gpu 0.5 os.pa")
+    notebook.ok("%%gpu 0 --session training\npass")
+    assert complete(notebook, "%gpu stop ") == ["training"]
+    assert complete(notebook, "%%gpu -s tr") == ["training"]
+    assert complete(notebook, "%gpu on 0.5 --ses") == ["--session"]
+    job = submitted(notebook, "%%gpu --bg\ntime.sleep(60)")
+    for word in ("wait", "cancel", "logs", "why"):
+        assert str(job) in complete(notebook, f"%gpu {word} ")
+    assert "all" in complete(notebook, "%gpu cancel ")
+    notebook.ok(f"%gpu cancel {job}\n%gpu stop training")
+
+
+def test_everything_is_registered_once(notebook: Kernel) -> None:
+    registered = (
+        "(lambda ip: [[len(e) for _, e in sorted(ip.events.callbacks.items())], "
+        "len(ip.input_transformers_cleanup), len(ip.Completer.custom_matchers), "
+        "len(ip.configurables), 'gpu' in ip.magics_manager.magics['line']])(get_ipython())"
+    )
+    before = notebook.value(registered)
+    notebook.ok("%load_ext gpunb")
+    for _ in range(2):
+        notebook.ok("%reload_ext gpunb")
+    assert notebook.value(registered) == before
+    notebook.ok("%gpu on 0")
+    notebook.ok("%unload_ext gpunb")
+    events, transformers, matchers, configurables, magic = notebook.value(registered)
+    assert (transformers, matchers, magic) == (before[1], before[2] - 1, False)
+    assert configurables == before[3] - 1
+    assert sum(events) == sum(before[0]) - 3
+    assert notebook.ok("os.getpid() == home").value == "True"
+    notebook.ok("%load_ext gpunb")
+    assert notebook.value(registered) == before
+
+
+def test_nothing_of_this_is_left_in_the_folder(notebook: Kernel) -> None:
+    assert not [each for each in notebook.value("os.listdir('.')") if each.startswith("gpunb")]
+    assert os.getpid() != notebook.value("home")

@@ -24,7 +24,8 @@ class Request:
     """What was asked for with a cell: its text, the line before it, and the options of that line.
 
     `inputs` and `outputs` are names to ship and to bring home, and no others; None for what the
-    cell reads and binds. The value of an `expression` is for whoever asked, and not shown.
+    cell reads and binds. The value of an `expression` is for whoever asked, and not shown. What has
+    more than `largest` bytes comes home only if `outputs` names it.
     """
 
     source: str
@@ -34,6 +35,7 @@ class Request:
     outputs: tuple[str, ...] | None = None
     session: CellSession | None = None
     expression: bool = False
+    largest: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +87,7 @@ def hand_in(shell: Any, request: Request, sink: Sink, *, late: bool = False) -> 
             held=host.held if host is not None else None,
             late=late,
             expression=request.expression,
+            largest=request.largest,
         )
     except SyntaxError as error:
         lines = shell.SyntaxTB.structured_traceback(type(error), error, [])

@@ -13,10 +13,12 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
-from traitlets import Bool, Unicode
+from IPython.utils.text import DollarFormatter
+from traitlets import Bool, TraitError, Unicode, validate
 
 from gpunb import notebook
 from gpunb.core.options import Options
+from gpunb.core.resources import parse_size
 from gpunb.notebook import completion, debugging, jobs, running, sessions
 from gpunb.notebook.cells import Request
 from gpunb.notebook.output import may_ask
@@ -32,12 +34,24 @@ class GpuMagics(Magics):
     """The magics of gpunb."""
 
     share = Unicode("1", help="what a cell gets that says nothing of it").tag(config=True)
+    largest = Unicode("2GiB", help="a larger value stays in its worker, unless --out names it").tag(
+        config=True
+    )
     headless = Bool(
         None,
         allow_none=True,
         help="whether nobody would see output that comes after a cell's end, so that background "
         "cells run to their end first; by default, whether the front end takes no input",
     ).tag(config=True)
+
+    @validate("largest")
+    def _is_size(self, proposal: Any) -> str:
+        text: str = proposal["value"]
+        try:
+            parse_size(text, "GpuMagics.largest")
+        except ValueError as error:
+            raise TraitError(str(error)) from None
+        return text
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -138,7 +152,7 @@ class GpuMagics(Magics):
     def _request(self, line: str, cell: str) -> tuple[Request, bool]:
         """What a %%gpu line asks for, and whether in the background."""
         assert self.shell is not None
-        expanded = self.shell.var_expand(line) if ("{" in line or "$" in line) else line
+        expanded = _expanded(self.shell, line)
         try:
             # Not IPython's own way, which keeps quotes.
             arguments = self.gpu.parser.parse_args(shlex.split(expanded))
@@ -157,6 +171,7 @@ class GpuMagics(Magics):
             inputs=_names(arguments.inputs, "--in"),
             outputs=_names(arguments.outputs, "--out"),
             session=session,
+            largest=parse_size(self.largest, "GpuMagics.largest"),
         )
         return request, arguments.bg
 
@@ -170,7 +185,7 @@ class GpuMagics(Magics):
         if first in ("on", "off"):
             return self._turn(first, rest)
         if first in self.words:
-            return self.words.say(first, self.shell.var_expand(rest) if "{" in rest else rest)
+            return self.words.say(first, _expanded(self.shell, rest))
         if not rest or not (_SIZE.match(first) or first[0].isdigit() or first[0] == "."):
             raise UsageError(
                 f"%gpu {line.strip()}: without a cell there has to be a word ({', '.join(HELP)}), "
@@ -205,6 +220,19 @@ class GpuMagics(Magics):
 
     def _may_come_late(self) -> bool:
         return may_ask(self.shell) if self.headless is None else not self.headless
+
+
+def _expanded(shell: Any, line: str) -> str:
+    """The line with ``{name}`` and ``$name`` filled in from the notebook.
+
+    Not by `var_expand`, which looks at the names of whoever calls it first.
+    """
+    if "{" not in line and "$" not in line:
+        return line
+    try:
+        return DollarFormatter().vformat(line, (), shell.user_ns.copy())
+    except Exception:
+        return line  # as IPython does: the braces may have been meant
 
 
 def _check_session(arguments: Any) -> None:

@@ -27,6 +27,7 @@ from gpunb.serialize.functions import global_names
 from gpunb.serialize.reuse import Reuse
 from gpunb.workers.cells import LAST, SHELL_NAMES, Cell, Ending
 from gpunb.workers.changes import Fingerprints
+from gpunb.workers.modules import Autoreload
 from gpunb.workers.shell import remember
 
 if TYPE_CHECKING:
@@ -114,12 +115,14 @@ def outgoing(
     held: Held | None = None,
     late: bool = False,
     expression: bool = False,
+    largest: int = 0,
 ) -> tuple[Payload, Shipment]:
     """The cell with the names that it reads, and the objects of its names as they are bound now.
 
     `inputs` are the names to ship, and no others; None for what the cell reads. What the
     functions among them look up goes with them. What a session has already stays here. If `late`,
-    other cells run before this one comes home.
+    other cells run before this one comes home. Values above `largest` bytes that `outputs` does not
+    name stay in the worker.
 
     Raises:
         UsageError: a name to ship is not bound, or its object cannot be pickled.
@@ -169,6 +172,8 @@ def outgoing(
         interactivity=shell.ast_node_interactivity,
         known=known,
         silent=expression,
+        largest=0 if expression else largest,
+        autoreload=_autoreload(shell),
         request=(request_of(shell).get("header") or {}).get("msg_id", "")
         if hasattr(shell, "kernel")
         else "",
@@ -208,6 +213,16 @@ def _check_syntax(shell: Any, transformed: str, number: int) -> str:
         warnings.simplefilter("ignore")  # they are shown when the cell runs
         compile(tree, name, "exec", flags, dont_inherit=True)
     return name
+
+
+def _autoreload(shell: Any) -> Autoreload | None:
+    """What the notebook reloads of edited modules, if it does."""
+    magics = shell.magics_manager.registry.get("AutoreloadMagics")
+    reloader = getattr(magics, "_reloader", None)
+    if reloader is None or not reloader.enabled:
+        return None
+    chosen = reloader.skip_modules if reloader.check_all else reloader.modules
+    return Autoreload(bool(reloader.check_all), frozenset(chosen))
 
 
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)

@@ -11,7 +11,8 @@ from gpunb.core.resources import size_text
 _STYLE = """
 <style>
 .gpunb-status table {border-collapse: collapse; margin: .3em 0}
-.gpunb-status td, .gpunb-status th {padding: .1em .7em .1em 0; text-align: left}
+.gpunb-status.gpunb-status table td, .gpunb-status.gpunb-status table th {
+  padding: .1em .7em .1em 0; text-align: left}
 .gpunb-status .bar {display: inline-block; width: 8em; height: .8em; border: 1px solid #8888;
   background: linear-gradient(#5a9 0 0) no-repeat; vertical-align: middle}
 .gpunb-status .why {opacity: .75}

@@ -1,5 +1,6 @@
 """Functions, arguments, results and exceptions to and from bytes."""
 
+from gpunb.serialize.devices import Moved, moving
 from gpunb.serialize.failures import dump_failure, load_failure
 from gpunb.serialize.functions import (
     captured,
@@ -21,6 +22,7 @@ from gpunb.serialize.values import (
 
 __all__ = [
     "INLINE_LIMIT",
+    "Moved",
     "Payload",
     "captured",
     "dump_failure",
@@ -32,6 +34,7 @@ __all__ = [
     "load_failure",
     "loads",
     "loads_function",
+    "moving",
     "note_reference",
     "still_current",
     "to_wires",

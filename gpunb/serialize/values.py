@@ -12,7 +12,7 @@ import pickle
 import threading
 from collections.abc import Hashable, Iterable, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cloudpickle import cloudpickle
 
@@ -238,6 +238,19 @@ def note_reference(identity: Hashable) -> None:
 _collector = threading.local()
 
 
+class Moving(Protocol):
+    """Has a pickler of its own; see `devices`."""
+
+    def pickler(self, pieces: list[Any], buffers: list[memoryview] | None) -> StreamPickler: ...
+
+
+def enter(moving: Moving | None) -> Moving | None:
+    """From now on this thread pickles with it; return with what it did before."""
+    before: Moving | None = getattr(_collector, "moving", None)
+    _collector.moving = moving
+    return before
+
+
 class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, collecting the stream in pieces so that large ones are not copied."""
 
@@ -265,8 +278,10 @@ def pickle_in_pieces(
     outer = getattr(_collector, "noted", None)
     noted: list[Any] = []
     _collector.noted = noted
+    moving: Moving | None = getattr(_collector, "moving", None)
+    make = StreamPickler if moving is None else moving.pickler
     try:
-        StreamPickler(pieces, buffers).dump(value)
+        make(pieces, buffers).dump(value)
     finally:
         _collector.noted = outer
     # Large bytes, bytearrays and buffers come as they are, the rest as bytes.

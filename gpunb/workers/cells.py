@@ -13,17 +13,22 @@ import threading
 import types
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from IPython.core.interactiveshell import ExecutionResult
 
 from gpunb import backend, serialize
-from gpunb.serialize import Payload
+from gpunb.core.resources import size_text
+from gpunb.serialize import Moved, Payload
 from gpunb.workers import comms, stdin
 from gpunb.workers.changes import Fingerprints
+from gpunb.workers.modules import Autoreload
 from gpunb.workers.remote import Remote
+from gpunb.workers.running import say
 from gpunb.workers.shell import Compiler, Hook, Publisher, Shell, Show, prepare, remember
+from gpunb.workers.sizes import size_of
 
 FLUSH = 0.05
 """Seconds after which text without a line end is shown."""
@@ -49,6 +54,10 @@ class Cell:
         interactivity: the kernel's ``ast_node_interactivity``.
         known: names that it reads and that this worker has already, from an earlier cell.
         silent: whether its value is not shown.
+        largest: bytes that a value may have to come home, if it was not asked for by name; 0 for
+            no limit.
+        autoreload: which modules the notebook reloads when they are edited, done while this is
+            unpickled; None if it reloads none.
         request: id of the message that asked the notebook's kernel to run it; none if it is run
             where widgets cannot be shown.
     """
@@ -68,6 +77,8 @@ class Cell:
     interactivity: str = "last_expr"
     known: frozenset[str] = frozenset()
     silent: bool = False
+    largest: int = 0
+    autoreload: Autoreload | None = None
     request: str = ""
 
 
@@ -261,11 +272,13 @@ def _ending(
     )
 
     own = tuple(_bound(names, cell, before).keys() - wanted.keys())
+    large = _take_out_large(values, cell)
+    moved: Moved | None = None
 
     def packed(
         error: BaseException | None,
         lines: tuple[str, ...],
-        kept: tuple[tuple[str, str], ...] = (),
+        kept: tuple[tuple[str, str], ...],
     ) -> Payload:
         ending = Ending(
             modules=modules,
@@ -275,26 +288,39 @@ def _ending(
             kept=kept,
             own=own,
             shown=Hook.shown and error is None and LAST not in dict(kept),
-            failure=serialize.dump_failure(error, task=label) if error is not None else None,
+            failure=_failure(error, label) if error is not None else None,
             traceback=lines,
             flags=shell.compile.flags,
             peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
-        return serialize.dumps((ending, values), what="names of the cell")
+        nonlocal moved
+        moved = serialize.moving()
+        with moved or nullcontext():
+            return serialize.dumps((ending, values), what="names of the cell")
+
+    def told(payload: Payload) -> Payload:
+        if moved is not None and moved.count:
+            say(f"gpunb: {moved}\n")
+        return payload
 
     try:
-        payload = packed(error, lines)
+        payload = packed(error, lines, large)
         _tell(error, lines)
-        return payload
+        return told(payload)
     except Exception:  # something among them cannot be pickled; the rest still goes home
         there = {name for name in cell.known if names.get(name) is before.get(name)}
-        kept = _leave_behind(values, there)
+        kept = large + _leave_behind(values, there)
     asked = [f"--out {name}: {reason}" for name, reason in kept if cell.outputs and name != LAST]
     if asked and error is None:
         error = TypeError("; ".join(asked))
         lines = (f"TypeError: {error}",)
     _tell(error, lines)
-    return packed(error, lines, kept)
+    return told(packed(error, lines, kept))
+
+
+def _failure(error: BaseException, label: str) -> Payload:
+    with serialize.moving() or nullcontext():
+        return serialize.dump_failure(error, task=label)
 
 
 def _tell(error: BaseException | None, lines: Sequence[str]) -> None:
@@ -312,12 +338,31 @@ def _same(
     return {name: there[id(value)] for name, value in wanted.items() if id(value) in there}
 
 
+def _take_out_large(values: dict[str, Any], cell: Cell) -> tuple[tuple[str, str], ...]:
+    """Take out of the values what is too large to come home if nobody has asked for it."""
+    if not cell.largest or cell.outputs is not None:
+        return ()
+    sizes = {name: size_of(value) for name, value in values.items()}
+    large = {name: size for name, size in sizes.items() if size > cell.largest}
+    for name in large:
+        del values[name]
+    return tuple((name, _why_large(name, size, cell.largest)) for name, size in large.items())
+
+
+def _why_large(name: str, size: int, largest: int) -> str:
+    return (
+        f"it has {size_text(size)}, more than the {size_text(largest)} of GpuMagics.largest; "
+        f"--session NAME keeps it for further cells, --out {name} brings it home"
+    )
+
+
 def _leave_behind(values: dict[str, Any], there: set[str]) -> tuple[tuple[str, str], ...]:
     """Take out of the values what cannot be pickled, and say why, unless it was there before."""
     kept = []
     for name in list(values):
         try:
-            serialize.dumps(values[name], what=name)
+            with serialize.moving() or nullcontext():
+                serialize.dumps(values[name], what=name)
         except Exception as reason:
             if name not in there:
                 kept.append((name, comms.why_here(values[name], str(reason))))

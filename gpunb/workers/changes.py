@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from gpunb.objects import address, untouched
+from gpunb.serialize.devices import Tensors, moving
 
 _FIXED = (
     int,
@@ -43,12 +44,18 @@ Others: TypeAlias = Literal["changed", "hashed", "ignored"]
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles data; stands for code and modules by their identity."""
+    """Pickles data; stands for code and modules by their identity. Tensors, of devices too, give
+    their data as buffers of host memory."""
+
+    def __init__(self, stream: io.BytesIO, buffers: list[memoryview]) -> None:
+        super().__init__(stream, 5, buffer_callback=lambda each: buffers.append(each.raw()))
+        moved = moving()
+        self._tensors = Tensors(moved) if moved is not None else None
 
     def reducer_override(self, obj: Any) -> Any:
         if obj is not int and isinstance(obj, _CODE):
             return (int, (id(obj),))
-        return NotImplemented
+        return NotImplemented if self._tensors is None else self._tensors.reduce(obj)
 
 
 class _Fingerprint:
@@ -98,7 +105,7 @@ def _hash(buffer: memoryview) -> int:
 def _pickled(value: Any) -> tuple[bytes, list[memoryview]]:
     stream = io.BytesIO()
     buffers: list[memoryview] = []
-    _Pickler(stream, 5, buffer_callback=lambda each: buffers.append(each.raw())).dump(value)
+    _Pickler(stream, buffers).dump(value)
     return stream.getvalue(), buffers
 
 

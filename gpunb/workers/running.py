@@ -8,6 +8,7 @@ import pickle
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from gpunb import serialize
@@ -15,10 +16,11 @@ from gpunb.backend import DYNAMIC, STREAMING, Context, ExitActor, Slot
 from gpunb.generators import DynamicObjectRefGenerator
 from gpunb.objects import Segment
 from gpunb.refs import ObjectRef, value_of
-from gpunb.serialize import Payload
+from gpunb.serialize import Moved, Payload
 from gpunb.workers import messages as msg
 from gpunb.workers import threads
 from gpunb.workers.interrupts import Interrupts
+from gpunb.workers.modules import loaded
 from gpunb.workers.recent import MOST, Recent
 from gpunb.workers.remote import Remote, arrived
 
@@ -45,6 +47,7 @@ class Runner:
         self.functions: dict[str, Callable[..., Any]] = {}
         self._codes: dict[str, bytes] = {}
         self._recent = Recent()
+        self._moved: dict[tuple[int, int], Moved] = {}
         self._gpu_ids: tuple[int | str, ...] = ()
         self._pid = os.getpid()
 
@@ -63,6 +66,8 @@ class Runner:
         """Take in what comes with the first attempt, or is sent once."""
         if work.setup is not None:
             self._set_up(msg.Setup(*work.setup))
+        if self.host is None and loaded.edited():
+            self._renew()
         if work.host is not None:
             self.host = msg.Host(*work.host)
         if work.kind == "call" and work.function:
@@ -75,9 +80,26 @@ class Runner:
                     for name in [each for each in kept if each not in self._recent]:
                         del kept[name]
 
+    def _renew(self) -> None:
+        """The user has edited modules: what runs next imports them as they are now.
+
+        An actor goes on with what it has loaded, as its state is made of that.
+        """
+        for name, function in self.functions.items():
+            try:
+                self._codes[name] = serialize.dumps_function(function)
+            except Exception as error:  # a call has bound a global to something
+                say(f"gpunb: goes on with the modules that it knows: {error}\n")
+        for name in self._codes:
+            self.functions.pop(name, None)
+        loaded.forget()
+
     def finish(self, work: msg.Execute, report: str, results: list[Payload]) -> None:
         """Report the end of an attempt."""
         self.end_forked()
+        moved = self._moved.pop((work.task, work.attempt), None)
+        if moved is not None and moved.count:
+            say(f"gpunb: {moved}\n")
         self.remote.leave()
         flush()
         if len(results) > MOST_SEGMENTS:
@@ -157,7 +179,8 @@ class Runner:
         """The report of an attempt that raised."""
         if self.host is not None and isinstance(error, (ExitActor, SystemExit)):
             return "exit", []
-        payload = serialize.dump_failure(error, task=_label(work), skip=_frames_of_ours(error))
+        with serialize.moving() or nullcontext():
+            payload = serialize.dump_failure(error, task=_label(work), skip=_frames_of_ours(error))
         return ("retry" if _retryable(error, work.retry) else "raised"), [payload]
 
     def call(self, work: msg.Execute, segments: list[Segment]) -> Any:
@@ -221,7 +244,7 @@ class Runner:
         if isinstance(value, Payload):
             return [value]
         if returns == 1:
-            return [serialize.dumps(value, what=what)]
+            return [self._dumps(work, value, what)]
         if returns == 0:
             if inspect.isgenerator(value):
                 deque(value, maxlen=0)  # its results are not wanted, but what it does is
@@ -231,7 +254,7 @@ class Runner:
                 self.yielded(work, index, each)
             return []
         if returns == DYNAMIC:
-            refs = [self.put(each) for each in _generator(value, label)]
+            refs = [self._put(work, each) for each in _generator(value, label)]
             return [serialize.dumps(DynamicObjectRefGenerator(refs), what=what)]
         many = isinstance(value, Sequence | set) or hasattr(value, "__iter__")
         values = list(value) if many else []
@@ -240,16 +263,24 @@ class Runner:
                 f"{label} has num_returns={returns}, but returned "
                 f"{len(values) if values else repr(value)[:80]}"
             )
-        return [serialize.dumps(each, what=what) for each in values]
+        return [self._dumps(work, each, what) for each in values]
 
     def yielded(self, work: msg.Execute, index: int, value: Any) -> None:
         """Send a generator's value."""
-        payload = serialize.dumps(value, what=f"value {index} of {_label(work)}")
+        payload = self._dumps(work, value, f"value {index} of {_label(work)}")
         (wire,), _ = serialize.to_wires([payload])
         self.remote.send(msg.Yielded(work.task, work.attempt, index, wire), [payload])
 
-    def put(self, value: Any) -> ObjectRef[Any]:
-        return ObjectRef(self.remote.put(serialize.dumps(value)), held=True)
+    def _put(self, work: msg.Execute, value: Any) -> ObjectRef[Any]:
+        return ObjectRef(self.remote.put(self._dumps(work, value, "value")), held=True)
+
+    def _dumps(self, work: msg.Execute, value: Any, what: str) -> Payload:
+        """Pickle something for the kernel, which touches no device."""
+        moved = serialize.moving()
+        if moved is None:
+            return serialize.dumps(value, what=what)
+        with self._moved.setdefault((work.task, work.attempt), moved):
+            return serialize.dumps(value, what=what)
 
 
 def _made(cls: Any, args: Any, kwargs: Any) -> Any:
@@ -294,6 +325,14 @@ def _retryable(error: BaseException, retry: bytes | bool) -> bool:
     if isinstance(retry, bool):
         return retry and isinstance(error, Exception)
     return isinstance(error, pickle.loads(retry))
+
+
+def say(text: str) -> None:
+    """To whoever reads what the task prints."""
+    try:
+        sys.stderr.write(text)
+    except Exception:
+        pass  # as in `flush`
 
 
 def flush() -> None:

@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from gpunb.workers import child, system, threads
+from gpunb.workers.modules import loaded
 
 DESCRIPTORS = 4
 """A worker's: its channel, standard output, standard error, and the interrupt pipe."""
@@ -256,6 +257,7 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
                 problems[name] = None
             except BaseException as error:
                 problems[name] = f"{type(error).__name__}: {error}"
+    loaded.edited()  # from here on, what is edited is not what the preload has loaded
     child.warm_up()
     importlib.import_module("gpunb.workers.hosting")  # what asyncio takes to load, for all actors
     if "IPython" in sys.modules:

@@ -304,3 +304,14 @@ def test_everything_is_registered_once(notebook: Kernel) -> None:
 def test_nothing_of_this_is_left_in_the_folder(notebook: Kernel) -> None:
     assert not [each for each in notebook.value("os.listdir('.')") if each.startswith("gpunb")]
     assert os.getpid() != notebook.value("home")
+
+
+def test_names_of_the_notebook_in_the_line(cell: Kernel) -> None:
+    cell.ok("line, rest, words, cell = 0.5, 0.25, 1, 'x'")
+    assert cell.ok("%%gpu {line}\ngpunb.get_gpu_ids()").value == "[0]"
+    assert cell.ok(
+        "%%gpu $rest --name {cell}\ngpunb.get_runtime_context().get_task_name()"
+    ).value == ("'x'")
+    job = cell.ok("%%gpu 0\ngpunb.get_runtime_context().get_task_id()").value
+    cell.ok(f"ident = {job}")
+    assert "#" in cell.ok("%gpu why {ident}").stdout

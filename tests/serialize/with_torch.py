@@ -1,0 +1,168 @@
+"""What `test_device_tensors` checks with PyTorch on the host; a program of its own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from gpunb import serialize
+from gpunb.serialize import Moved, Payload
+from gpunb.workers.changes import Fingerprints
+
+MIB = 1 << 20
+
+
+def trip(value: Any) -> tuple[Any, Payload, Moved]:
+    moved = serialize.moving()
+    assert moved is not None
+    with moved:
+        payload = serialize.dumps(value)
+    return serialize.loads(payload), payload, moved
+
+
+class Elsewhere(torch.Tensor):
+    """Says that it is on a device."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor).clone()
+
+    def detach(self) -> Elsewhere:
+        return self
+
+
+def views_share_their_storage() -> None:
+    for count in (10, MIB):
+        whole = torch.arange(float(count))
+        back, payload, moved = trip((whole, whole[2:5], whole.view(2, -1).t(), whole))
+        assert back[0] is back[3]
+        assert torch.equal(back[0], whole)
+        assert back[2].stride() == (1, count // 2)
+        back[1][0] = -1
+        assert back[0][2] == -1
+        assert back[2][2][0] == -1
+        assert whole[2] == 2
+        assert moved.count == 0
+        assert payload.nbytes < 4 * count + 1000
+
+
+def a_small_part_of_a_large_storage_travels_alone() -> None:
+    whole = torch.ones(MIB)
+    back, payload, _ = trip(whole[::1000])
+    assert payload.nbytes < 10_000
+    assert back.sum() == len(back) == 1049
+    back, payload, _ = trip([whole[: MIB // 2 + 1], whole[:3]])
+    assert back[0].untyped_storage()._cdata == back[1].untyped_storage()._cdata
+
+
+def large_data_stays_out_of_the_stream() -> None:
+    whole = torch.ones(4 * MIB)
+    back, payload, _ = trip({"whole": whole})
+    assert len(payload.spans) == 2
+    assert payload.spans[1][1] == 16 * MIB
+    back["whole"] += 1  # its own memory
+    assert float(serialize.loads(payload)["whole"][0]) == 1.0
+
+
+def a_model_and_its_optimizer() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Linear(200, 200))
+    model[1].weight = model[0].weight
+    model.register_buffer("view", model[0].bias.detach()[:50])
+    optimizer = torch.optim.Adam(model.parameters())
+    rows = torch.ones(3, 200)
+    model(rows).sum().backward()
+    optimizer.step()
+    (copy, its, state), _, _ = trip((model, optimizer, model.state_dict()))
+    assert torch.equal(copy(rows), model(rows))
+    assert copy[0].weight is copy[1].weight
+    assert type(copy[0].weight) is torch.nn.Parameter
+    assert its.param_groups[0]["params"][0] is copy[0].weight
+    assert state["0.weight"].data_ptr() == copy[0].weight.data_ptr()
+    copy(rows).sum().backward()
+    its.step()
+    assert not torch.equal(copy(rows), model(rows))
+
+
+def all_kinds() -> None:
+    warnings.filterwarnings("ignore", "TypedStorage|torch.quantize")  # PyTorch's own
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for value in (
+        torch.empty(0),
+        torch.empty(0, 3),
+        torch.tensor(3),
+        torch.tensor(True),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.ones(3, dtype=torch.complex64) * 1j,
+        (torch.ones(3, dtype=torch.complex64) * 1j).conj(),
+        torch.eye(3).to_sparse(),
+        torch.ones(1).expand(5),
+        torch.ones(2, 3, 4).permute(2, 0, 1),
+        quantized,
+        torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        torch.ones(100_000, dtype=torch.int8),
+    ):
+        back, _, _ = trip(value)
+        assert type(back) is type(value)
+        assert (back.dtype, back.shape, back.layout) == (value.dtype, value.shape, value.layout)
+        assert back.is_conj() == value.is_conj()
+        same = back.to_dense() == value.to_dense() if value.is_sparse else back == value
+        assert bool(same.all())
+        if not value.is_sparse:
+            assert back.stride() == value.stride()
+    leaf, _, _ = trip(torch.ones(3, requires_grad=True) * 2)
+    assert leaf.requires_grad
+    assert leaf.is_leaf
+    without, _, moved = trip(torch.ones(3, device="meta"))
+    assert without.device.type == "meta"
+    assert moved.count == 0
+    noted = torch.ones(3)
+    noted.note = "kept"  # type: ignore[attr-defined]
+    back, _, _ = trip(noted)
+    assert back.note == "kept"
+
+
+def other_tensors_of_a_device_are_moved() -> None:
+    there = torch.ones(MIB // 4).as_subclass(Elsewhere)
+    (first, second), _, moved = trip([there, there])
+    assert first is second
+    assert type(first) is torch.Tensor
+    assert str(moved) == "moved 1 tensor (1 MiB) from the device to host memory"
+
+
+def a_change_in_place_is_seen() -> None:
+    model = torch.nn.Linear(500, 500)
+    there = torch.ones(3).as_subclass(Elsewhere)
+    before = Fingerprints({"model": model, "there": there}, "hashed")
+    assert not list(before.changed())
+    model.weight.data[3, 3] += 1
+    assert list(before.changed()) == ["model"]
+    there.zero_()
+    assert list(before.changed()) == ["model", "there"]
+
+
+def what_a_notebook_does_with_them_works() -> None:
+    back, _, _ = trip(torch.ones(100_000))
+    back.share_memory_()
+    assert back.numpy().sum() == 100_000
+    assert torch.save({"back": back}, "/dev/null") is None
+    with torch.inference_mode():
+        inference = torch.ones(3)
+    assert trip(inference)[0].tolist() == [1, 1, 1]
+
+
+for check in (
+    views_share_their_storage,
+    a_small_part_of_a_large_storage_travels_alone,
+    large_data_stays_out_of_the_stream,
+    a_model_and_its_optimizer,
+    all_kinds,
+    other_tensors_of_a_device_are_moved,
+    a_change_in_place_is_seen,
+    what_a_notebook_does_with_them_works,
+):
+    check()

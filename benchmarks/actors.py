@@ -46,18 +46,9 @@ def round_trips(n: int, kind: str = "Plain", **options: Any) -> Result:
     sessions.start(4, [], cpus=2)
     actor = remote(gpunb, kind, options).remote()
     call = actor.later if kind == "Empty" else actor.nothing
-    for _ in range(100):
-        gpunb.get(call.remote())
-    seconds, floor = [], []
-    with floors.Echo() as echo:
-        for turn in range(n):
-            start = time.perf_counter()
-            gpunb.get(call.remote())
-            seconds.append(time.perf_counter() - start)
-            if turn % 10 == 0:
-                floor.append(echo.once())
+    found = floors.round_trips(lambda: gpunb.get(call.remote()), n)
     gpunb.shutdown()
-    return {"seconds": seconds, "floor": floor}
+    return found
 
 
 def at_once(n: int, kind: str = "Plain", **options: Any) -> Result:

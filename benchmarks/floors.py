@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -78,6 +78,21 @@ class Echo(_Partner):
         sock.send(data)
         sock.recv(64)
         return time.perf_counter() - start
+
+
+def round_trips(once: Callable[[], object], n: int) -> Result:
+    """The seconds of each of n calls, one after the other, with an echo beside every tenth."""
+    for _ in range(100):
+        once()
+    seconds, floor = [], []
+    with Echo() as echo:
+        for turn in range(n):
+            start = time.perf_counter()
+            once()
+            seconds.append(time.perf_counter() - start)
+            if turn % 10 == 0:
+                floor.append(echo.once())
+    return {"seconds": seconds, "floor": floor}
 
 
 def copy_time(array: Any) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,18 +18,9 @@ def round_trips(options: dict[str, Any], n: int) -> Result:
 
     sessions.start(4, [], cpus=2)
     task = sessions.empty(**options)
-    for _ in range(100):
-        gpunb.get(task.remote())
-    seconds, floor = [], []
-    with floors.Echo() as echo:
-        for turn in range(n):
-            start = time.perf_counter()
-            gpunb.get(task.remote())
-            seconds.append(time.perf_counter() - start)
-            if turn % 10 == 0:
-                floor.append(echo.once())
+    found = floors.round_trips(lambda: gpunb.get(task.remote()), n)
     gpunb.shutdown()
-    return {"seconds": seconds, "floor": floor}
+    return found
 
 
 def measure(bench: Any) -> Iterator[Line]:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import gpunb
 from tests.waiting import PATIENCE, eventually
 
@@ -87,6 +89,10 @@ def session(**settings: Any) -> Iterator[Any]:
     assert shared_memory() <= shared
 
 
+both = pytest.mark.parametrize("started", ["fork", "spawn"], indirect=True)
+"""For a test of a module whose session is on processes of one source: on those of either."""
+
+
 def assert_idle() -> None:
     """Everything is free, nothing runs or is kept, and a task still works."""
     facts: dict[str, Any] = {}
@@ -97,6 +103,7 @@ def assert_idle() -> None:
         return (
             not facts["running"]
             and not facts["queued"]
+            and not facts["actors"]
             and facts["available"] == facts["total"]
             and facts["objects"] == {"objects": 0, "references": 0, "bytes": 0}
         )
@@ -104,7 +111,7 @@ def assert_idle() -> None:
     try:
         eventually(idle, "idle")
     except AssertionError:
-        shown = {n: facts[n] for n in ("running", "queued", "available", "objects")}
+        shown = {n: facts[n] for n in ("running", "queued", "actors", "available", "objects")}
         raise AssertionError(f"the session is not idle: {shown}") from None
     assert gpunb.get(gpunb.remote(len).remote("four"), timeout=PATIENCE) == 4
 

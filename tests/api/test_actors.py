@@ -31,8 +31,8 @@ from gpunb.exceptions import (
     TaskCancelledError,
     TaskError,
 )
-from tests.sessions import alive, assert_idle, begun, descriptors, marked, script, session
-from tests.waiting import PATIENCE, Gate, eventually
+from tests.sessions import alive, assert_idle, begun, both, descriptors, marked, script, session
+from tests.waiting import PATIENCE, eventually
 
 echo = print  # what the code in workers does
 
@@ -45,23 +45,11 @@ def started(request: pytest.FixtureRequest, by_value: None) -> Iterator[None]:
         yield
 
 
-both = pytest.mark.parametrize("started", ["fork", "spawn"], indirect=True)
-"""Processes from either source; most of what is tested here does not depend on it."""
-
-
 @pytest.fixture
 def four(started: None) -> Iterator[None]:
     """The shared session, in which each test leaves everything free."""
     yield
     assert_idle()
-    eventually(lambda: not gpunb.status()["actors"], "no actor is left")
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path)
-    yield gate
-    gate.open()
 
 
 @pytest.fixture

@@ -45,13 +45,6 @@ def four(started: None) -> Iterator[None]:
     assert_idle()
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path)
-    yield gate
-    gate.open()
-
-
 def get(refs, timeout=PATIENCE):
     return gpunb.get(refs, timeout=timeout)
 

@@ -8,7 +8,6 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,8 @@ from gpunb.exceptions import (
     TaskError,
     WorkerCrashedError,
 )
-from tests.sessions import assert_idle, begun, running, session
-from tests.waiting import PATIENCE, Gate, eventually
+from tests.sessions import assert_idle, begun, both, running, session
+from tests.waiting import PATIENCE, eventually
 
 
 @pytest.fixture(scope="module", params=["fork"])
@@ -32,22 +31,11 @@ def started(request: pytest.FixtureRequest, by_value: None) -> Iterator[None]:
         yield
 
 
-both = pytest.mark.parametrize("started", ["fork", "spawn"], indirect=True)
-
-
 @pytest.fixture
 def four(started: None) -> Iterator[None]:
     """The shared session, in which each test leaves everything free."""
     yield
     assert_idle()
-    eventually(lambda: not gpunb.status()["actors"], "no actor is left")
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path)
-    yield gate
-    gate.open()
 
 
 def get(refs, timeout=PATIENCE):

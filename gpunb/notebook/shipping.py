@@ -171,6 +171,7 @@ def outgoing(
         xmode=shell.InteractiveTB.mode,
         interactivity=shell.ast_node_interactivity,
         known=known,
+        shell=(type(shell).__module__, type(shell).__name__),
         silent=expression,
         largest=0 if expression else largest,
         autoreload=_autoreload(shell),

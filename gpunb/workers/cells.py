@@ -52,6 +52,7 @@ class Cell:
         colors: how tracebacks are coloured, as the kernel's shell has it.
         xmode: how long they are.
         interactivity: the kernel's ``ast_node_interactivity``.
+        shell: module and name of the class of the notebook's shell.
         known: names that it reads and that this worker has already, from an earlier cell.
         silent: whether its value is not shown.
         largest: bytes that a value may have to come home, if it was not asked for by name; 0 for
@@ -76,6 +77,7 @@ class Cell:
     xmode: str = "Context"
     interactivity: str = "last_expr"
     known: frozenset[str] = frozenset()
+    shell: tuple[str, str] = ("", "")
     silent: bool = False
     largest: int = 0
     autoreload: Autoreload | None = None
@@ -198,6 +200,10 @@ def _imported(name: str) -> Any:
 def _dress(shell: Shell, cell: Cell) -> None:
     """Take over how the notebook shows things."""
     shell.execution_count = cell.number
+    if cell.shell[1]:
+        # Libraries tell a notebook from a terminal by it, and show things accordingly.
+        Shell.__module__, Shell.__name__ = cell.shell
+        Shell.__qualname__ = Shell.__name__
     shell.ast_node_interactivity = cell.interactivity
     assert isinstance(shell.compile, Compiler)
     shell.compile.flags = cell.flags

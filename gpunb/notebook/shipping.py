@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import linecache
 import sys
 import types
@@ -269,6 +270,11 @@ _PARSE_ONLY = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
 def _packed(cell: Cell, values: dict[str, Any], perhaps: set[str]) -> Payload:
+    with serialize.staying() or contextlib.nullcontext():
+        return _packed_here(cell, values, perhaps)
+
+
+def _packed_here(cell: Cell, values: dict[str, Any], perhaps: set[str]) -> Payload:
     try:
         return serialize.dumps((cell, values), what="names of the cell", reuse=_sent_before)
     except Exception:  # one of them cannot be pickled

@@ -1,6 +1,6 @@
 """Functions, arguments, results and exceptions to and from bytes."""
 
-from gpunb.serialize.devices import Moved, moving
+from gpunb.serialize.devices import Moved, moving, staying
 from gpunb.serialize.failures import dump_failure, load_failure
 from gpunb.serialize.functions import (
     captured,
@@ -36,6 +36,7 @@ __all__ = [
     "loads_function",
     "moving",
     "note_reference",
+    "staying",
     "still_current",
     "to_wires",
 ]

@@ -22,7 +22,7 @@ from typing import Any
 from gpunb.core.resources import size_text
 from gpunb.serialize import values
 
-__all__ = ["Moved", "moving"]
+__all__ = ["Moved", "moving", "staying"]
 
 _LIBRARIES = ("torch", "jax", "cupy")
 _HOST = frozenset({"cpu", "meta"})
@@ -38,6 +38,11 @@ def moving() -> Moved | None:
     """What to count with what is moved to the host; None if no library is loaded that has
     devices."""
     return Moved() if any(name in sys.modules for name in _LIBRARIES) else None
+
+
+def staying() -> Staying | None:
+    """As `moving`, for what must not leave a device unasked."""
+    return Staying() if any(name in sys.modules for name in _LIBRARIES) else None
 
 
 class Moved:
@@ -61,6 +66,11 @@ class Moved:
     ) -> None:
         values.enter(self._outer)
 
+    def note(self, nbytes: int) -> None:
+        """One more was moved."""
+        self.count += 1
+        self.nbytes += nbytes
+
     def pickler(self, pieces: list[Any], buffers: list[memoryview] | None) -> Pickler:
         """What pickles instead of `values.StreamPickler`."""
         return Pickler(pieces, buffers, self)
@@ -68,6 +78,18 @@ class Moved:
     def __str__(self) -> str:
         tensors = f"{self.count} tensor{'s' if self.count != 1 else ''}"
         return f"moved {tensors} ({size_text(self.nbytes)}) from the device to host memory"
+
+
+class Staying(Moved):
+    """While it is entered, what is on a device cannot be pickled in this thread: in a notebook's
+    own process it belongs to nobody's share."""
+
+    def note(self, nbytes: int) -> None:
+        raise TypeError(
+            f"it is on a device ({size_text(nbytes)}) in the notebook's own process, and a cell "
+            "has devices of its own: send a copy on the host (x = x.cpu()), or make it in a GPU "
+            "cell"
+        )
 
 
 class Pickler(values.StreamPickler):
@@ -101,8 +123,7 @@ class Tensors:
 
     def arrived(self, host: Any, nbytes: int) -> Any:
         """Count what was moved, and reduce what has become of it."""
-        self.moved.count += 1
-        self.moved.nbytes += nbytes
+        self.moved.note(nbytes)
         return host.__reduce_ex__(values.PROTOCOL)
 
 

@@ -288,3 +288,28 @@ def test_pytorch_itself() -> None:
         [python, str(body)], env=env, capture_output=True, text=True, check=False, timeout=100
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_tensor_of_the_notebook_itself_is_not_sent(fake: Any) -> None:
+    assert serialize.staying() is None
+    fake.install("torch", "Tensor", fake.Tensor)
+    here = fake.Tensor([1, 2, 3])
+    staying = serialize.staying()
+    assert staying is not None
+    with staying:
+        assert serialize.loads(serialize.dumps(fake.Tensor([1], "cpu"))).data == [1]
+        with pytest.raises(TypeError, match=r"(?s)weights.*on a device.*x\.cpu\(\)"):
+            serialize.dumps({"weights": here}, what="model")
+    serialize.dumps(5)
+
+
+def test_a_cell_says_which_name_is_on_a_device(tmp_path: Path) -> None:
+    with kernel(tmp_path) as cell:
+        cell.ok(f"space = {{'__name__': 'fakes'}}\nexec({FAKES!r}, space)")
+        cell.ok("space['install']('torch', 'Tensor', space['Tensor'])")
+        cell.ok("weights = space['Tensor']([1.0, 2.0])")
+        refused = cell("%%gpu\nprint(weights)")
+        assert refused.status == "error"
+        assert "weights" in refused.stderr + refused.evalue
+        assert "on a device" in refused.stderr + refused.evalue
+        assert ".cpu()" in refused.stderr + refused.evalue

@@ -13,10 +13,11 @@ import cloudpickle
 
 from gpunb import backend, serialize
 from gpunb.backend import HANDLE, Call, ExitActor, NewActor, ObjectId
-from gpunb.calls import Signature, packed, results, retry_of, returns_of
+from gpunb.calls import Signature, packed, retry_of, returns_of, submitted
 from gpunb.core.options import ActorOptions, MethodOptions
 from gpunb.core.tasks import ActorId, TaskSpec
 from gpunb.runtime import output
+from gpunb.signals import UNDIVIDED, interrupt_later
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -118,12 +119,13 @@ class RemoteClass(Generic[T]):
             ),
             held=self._held,
         )
-        ((actor, _),) = current.submit(call)
-        kind = self._type
+        with UNDIVIDED:
+            ((actor, _),) = current.submit(call)
+            handle = ActorHandle(actor, self._type, held=True)
         if options.get_if_exists:
             facts = current.ask("actor", actor)  # None if it has ended since
-            kind = ActorType.unpacked(facts["type"]) if facts else kind
-        return ActorHandle(actor, kind, held=True)
+            handle._gpunb_type = ActorType.unpacked(facts["type"]) if facts else self._type
+        return handle
 
     def options(self, **changes: Any) -> RemoteClass[T]:
         """The same class with other options, such as ``Counter.options(name="c").remote()``.
@@ -239,11 +241,14 @@ class ActorHandle:
 
     def __init__(self, actor: ActorId, kind: ActorType, *, held: bool = False) -> None:
         """`held` if the backend has already counted this handle."""
-        self._gpunb_id = actor
         self._gpunb_type = kind
         self._gpunb_calls: dict[str, tuple[TaskSpec, int, bytes | bool]] = {}
-        if not held:
+        if held:
+            self._gpunb_id = actor
+            return
+        with UNDIVIDED:
             backend.current().hold((actor, HANDLE))
+            self._gpunb_id = actor
 
     def __del__(self) -> None:
         try:
@@ -252,6 +257,8 @@ class ActorHandle:
                 current.drop((self._gpunb_id, HANDLE))
         except Exception:
             pass
+        except KeyboardInterrupt:
+            interrupt_later()
 
     def __getattr__(self, name: str) -> ActorMethod:
         kind = self.__dict__.get("_gpunb_type")
@@ -363,7 +370,7 @@ class ActorMethod:
             sink,
             handle._gpunb_id,
         )
-        return results(backend.current().submit(call), returns)
+        return submitted(call, returns)
 
     def _prepared(self, kind: ActorType) -> tuple[TaskSpec, int, bytes | bool]:
         method = self._method
@@ -410,8 +417,9 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
         raise TypeError(f"an actor's name is a text, not {name!r}")
     if not name:
         raise ValueError("an actor's name cannot be empty")
-    (actor, _), kind = backend.current().find_actor(name, namespace or _NAMESPACE)
-    return ActorHandle(actor, ActorType.unpacked(kind), held=True)
+    with UNDIVIDED:
+        (actor, _), kind = backend.current().find_actor(name, namespace or _NAMESPACE)
+        return ActorHandle(actor, ActorType.unpacked(kind), held=True)
 
 
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:

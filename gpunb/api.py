@@ -13,6 +13,7 @@ from gpunb.generators import DynamicObjectRefGenerator, ObjectRefGenerator
 from gpunb.refs import ObjectRef, check_timeout, value_of
 from gpunb.remote_function import RemoteFunction
 from gpunb.session import Session, init, is_initialized, shutdown
+from gpunb.signals import UNDIVIDED
 
 __all__ = [
     "ActorHandle",
@@ -86,7 +87,9 @@ def put(value: T) -> ObjectRef[T]:
     if isinstance(value, ObjectRef):
         raise TypeError("put takes a value, and this is a ref already: pass it on as it is")
     current = backend.current()
-    return ObjectRef(current.put(serialize.dumps(value, what="value of put")), held=True)
+    payload = serialize.dumps(value, what="value of put")
+    with UNDIVIDED:
+        return ObjectRef(current.put(payload), held=True)
 
 
 def wait(

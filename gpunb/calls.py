@@ -8,11 +8,12 @@ from typing import Any
 
 import cloudpickle
 
-from gpunb import serialize
-from gpunb.backend import DYNAMIC, STREAMING, ObjectId, Slot
+from gpunb import backend, serialize
+from gpunb.backend import DYNAMIC, STREAMING, Call, ObjectId, Slot
 from gpunb.generators import ObjectRefGenerator
 from gpunb.refs import ObjectRef
 from gpunb.serialize import Payload
+from gpunb.signals import UNDIVIDED
 
 
 class Signature:
@@ -136,7 +137,14 @@ def returns_of(function: Any, returns: int | str | None, name: str) -> int:
     return STREAMING if returns == "streaming" else DYNAMIC
 
 
-def results(objects: Sequence[ObjectId], returns: int) -> Any:
+def submitted(call: Call, returns: int) -> Any:
+    """Hand in a call: the refs, or the generator, that it gives its caller."""
+    current = backend.current()
+    with UNDIVIDED:
+        return _results(current.submit(call), returns)
+
+
+def _results(objects: Sequence[ObjectId], returns: int) -> Any:
     """What a call gives its caller, who holds a reference to each object already."""
     if returns == STREAMING:
         return ObjectRefGenerator(objects[0][0])

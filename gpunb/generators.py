@@ -9,6 +9,7 @@ from gpunb import backend
 from gpunb.backend import STREAM, ObjectId
 from gpunb.core.tasks import TaskId
 from gpunb.refs import ObjectRef, describe, there
+from gpunb.signals import UNDIVIDED, interrupt_later
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ class ObjectRefGenerator(Generic[T]):
                 current.drop((self._task, STREAM))
         except Exception:
             pass
+        except KeyboardInterrupt:
+            interrupt_later()
 
     @property
     def task_id(self) -> TaskId:
@@ -71,10 +74,11 @@ class ObjectRefGenerator(Generic[T]):
 
     def _take(self) -> ObjectRef[T] | None:
         obj = self.next_object
-        if not backend.current().take(obj):
-            return None
-        self._index += 1
-        return ObjectRef(obj, held=True)
+        with UNDIVIDED:
+            if not backend.current().take(obj):
+                return None
+            self._index += 1
+            return ObjectRef(obj, held=True)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpunb import backend, serialize
 from gpunb.backend import ObjectId
+from gpunb.signals import UNDIVIDED, interrupt_later
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,9 +34,12 @@ class ObjectRef(Generic[T]):
 
     def __init__(self, identity: ObjectId, *, held: bool = False) -> None:
         """`held` if the backend has already counted this reference."""
-        self.id = identity
-        if not held:
+        if held:
+            self.id = identity
+            return
+        with UNDIVIDED:
             backend.current().hold(identity)
+            self.id = identity
 
     def __del__(self) -> None:
         # At interpreter exit the module may be half gone.
@@ -45,6 +49,8 @@ class ObjectRef(Generic[T]):
                 current.drop(self.id)
         except Exception:
             pass
+        except KeyboardInterrupt:
+            interrupt_later()
 
     def result(self, timeout: float | None = None) -> T:
         """The value; waits for it at most `timeout` seconds.

@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from gpunb import backend, serialize
 from gpunb.backend import Call, ObjectId
-from gpunb.calls import Signature, packed, results, retry_of, returns_of
+from gpunb.calls import Signature, packed, retry_of, returns_of, submitted
 from gpunb.core.options import Options
 from gpunb.core.tasks import TaskSpec
 from gpunb.runtime import output
@@ -60,7 +60,7 @@ class RemoteFunction(Generic[P, R]):
             InfeasibleRequestError: this machine can never give what the task asks for.
         """
         self._signature.check(args, kwargs)
-        current = backend.current()
+        backend.current()  # before the first call of all is packed
         spec = self._prepared()
         arguments, inputs = packed(args, kwargs, self._name, self._signature.names)
         assert self._code is not None
@@ -75,7 +75,7 @@ class RemoteFunction(Generic[P, R]):
             output.sink(spec.name),
             held=self._held,
         )
-        return results(current.submit(call), self._returns)
+        return submitted(call, self._returns)
 
     def options(self, **changes: Any) -> RemoteFunction[P, R]:
         """The same function with other options, for example ``f.options(num_gpus=0.5).remote()``.

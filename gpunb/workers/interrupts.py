@@ -6,7 +6,6 @@ before, while or after the notice is read, and its attempt can be over, running 
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import struct
@@ -14,6 +13,8 @@ import time
 import types
 from collections.abc import Callable
 from typing import Any
+
+from gpunb.signals import interrupt_later
 
 NOTICE = struct.Struct("<qq")
 """What is in the pipe: the task and the attempt that is to be interrupted."""
@@ -24,15 +25,8 @@ _SIGNAL_DELAY = 2.0
 """Seconds within which the signal of an interrupt comes, after its notice."""
 
 
-_MOMENT = 0.002
-
 _DEEP = 5
 """Frames to look at for a destructor."""
-
-
-def _signal_later() -> None:
-    time.sleep(_MOMENT)
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _in_destructor(frame: types.FrameType | None) -> bool:
@@ -127,8 +121,7 @@ class Interrupts:
     def _postpone(self, attempt: Attempt) -> None:
         """Interrupt a moment later. What a destructor raises, Python drops."""
         self._postponed.append(attempt)
-        # Not threading's own, which waits for the thread: the next signal could come by then.
-        _thread.start_new_thread(_signal_later, ())
+        interrupt_later()
 
     def _collect(self, signals: int) -> list[Attempt]:
         """The attempts to interrupt, and the count of what is known of them without its signal."""

@@ -783,7 +783,7 @@ def test_stop_while_much_is_submitted(tmp_path):
     count, *rest = out.split()
     assert int(count) > 5
     assert rest[:2] == ["[]", "[]"], (out, err)
-    assert int(rest[2]) <= 3, out  # an interrupt may hit between a reference and its owner
+    assert int(rest[2]) <= 1, out  # an interrupt may hit a destructor before it did anything
 
 
 def test_errors_name_what_failed(two):

@@ -26,6 +26,7 @@ from gpunb.runtime.memory import Memory
 from gpunb.runtime.setup import Setups
 from gpunb.runtime.store import Store
 from gpunb.serialize import Payload
+from gpunb.signals import UNDIVIDED
 from gpunb.workers import system
 from gpunb.workers.forking import ForkSource
 from gpunb.workers.launching import Launched
@@ -65,6 +66,9 @@ class Local:
         self.driver = Driver(
             Scheduler(machine, policy), self.loop, self.store, setups, standbys=standbys
         )
+        # Processes that are spawned there would end with the thread that spawned them.
+        self._assists = method == "fork"
+        self._main = threading.main_thread().ident
         self._closed = False
         self._pid = os.getpid()
         self._failure: BaseException | None = None
@@ -80,8 +84,9 @@ class Local:
         if call.new is not None and call.new.name is not None:
             # There, so that handles which were let go before this are gone, and names free.
             return self._on_loop(functools.partial(self._submit_named, call))
-        job = self.driver.admission.admit(call, None)
-        self.loop.post((self.driver.admission.submitted, job))
+        with UNDIVIDED:
+            job = self.driver.admission.admit(call, None)
+            self._do(self.driver.admission.submitted, job)
         return job.handed_out
 
     def put(self, payload: Payload) -> ObjectId:
@@ -107,7 +112,7 @@ class Local:
 
     def notify(self, obj: ObjectId, callback: Callable[[], None]) -> None:
         self._check_alive()
-        self.store.notify(obj, callback)
+        self.store.notify(obj, functools.partial(self._call_back, callback))
 
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
         self._check_alive()
@@ -146,7 +151,9 @@ class Local:
 
     def drop(self, obj: ObjectId) -> None:
         if not self._closed and os.getpid() == self._pid:
-            self.loop.post((self.store.drop, obj))
+            # An actor's devices are waited for, and a value's memory hardly ever.
+            post = self.loop.post if obj[1] == HANDLE else self.loop.post_lazily
+            post((self.store.drop, obj))
 
     def ask(self, what: str, *arguments: Any) -> Any:
         if what == "total":
@@ -166,6 +173,20 @@ class Local:
         atexit.unregister(self.shutdown)
         self.loop.post((self._stop,))
         self._thread.join(10)
+
+    def _do(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have the loop do something: at once, if this is the main thread and the loop sleeps."""
+        if self._assists and threading.get_ident() == self._main:
+            self.loop.do((function, *arguments))
+        else:
+            self.loop.post((function, *arguments))
+
+    def _call_back(self, callback: Callable[[], None]) -> None:
+        """What others want to do runs on the loop's own thread."""
+        if self.loop.assisted and self.loop.mine():
+            self.loop.post((callback,))
+        else:
+            callback()
 
     def _submit_named(self, call: Call) -> list[ObjectId]:
         found = self.driver.admission.existing(call)
@@ -193,7 +214,7 @@ class Local:
     def _check_may_wait(
         self, objects: Sequence[ObjectId], count: int, timeout: float | None
     ) -> None:
-        if timeout == 0 or threading.get_ident() != self._thread.ident:
+        if timeout == 0 or not self.loop.mine():
             return
         if len(self.store.wait(objects, count, 0)) < count:
             raise GpunbError(
@@ -208,7 +229,7 @@ class Local:
             os.close(process.interrupts)
 
     def _on_loop(self, function: Callable[[], T]) -> T:
-        if threading.current_thread() is self._thread:
+        if self.loop.mine():
             return function()
         future: Future[T] = Future()
 

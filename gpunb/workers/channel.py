@@ -7,8 +7,10 @@ other side is seen at once. What is larger than a packet may be travels as a mem
 from __future__ import annotations
 
 import array
+import os
 import pickle
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,10 @@ from gpunb.workers.messages import Message, pack, unpack
 
 PACKET = 96 * 1024
 """Bytes of the largest packet; the kernel's default send buffer is about twice that."""
+
+SPIN = 200e-6
+"""Seconds for which a receiver stays awake whose last message came as fast: waking up takes a
+large part of a short call."""
 
 _DESCRIPTORS = 253
 _SPACE = socket.CMSG_SPACE(_DESCRIPTORS * 4)
@@ -34,6 +40,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._buffer = memoryview(bytearray(PACKET + 4096))
+        self._spins = False
 
     @classmethod
     def pair(cls) -> tuple[socket.socket, socket.socket]:
@@ -86,9 +93,11 @@ class Channel:
         return decode(data), descriptors
 
     def receive_raw(self, *, wait: bool = True) -> tuple[Any, list[int]]:
-        flags = _CLOEXEC if wait else _CLOEXEC | socket.MSG_DONTWAIT
         try:
-            size, ancillary, _, _ = self.sock.recvmsg_into([self._buffer], _SPACE, flags)
+            if wait:
+                size, ancillary = self._receive_soon()
+            else:
+                size, ancillary = self._receive(socket.MSG_DONTWAIT)
         except ConnectionResetError as error:
             raise ChannelClosed from error
         descriptors = _received(ancillary) if ancillary else []
@@ -100,6 +109,22 @@ class Channel:
             with spilled:
                 return spilled.map()[: int.from_bytes(data[len(_SPILLED) :], "little")], descriptors
         return data, descriptors
+
+    def _receive(self, flags: int) -> tuple[int, list[tuple[int, int, bytes]]]:
+        return self.sock.recvmsg_into([self._buffer], _SPACE, _CLOEXEC | flags)[:2]
+
+    def _receive_soon(self) -> tuple[int, list[tuple[int, int, bytes]]]:
+        """Wait for a message, and stay awake for it if it may come at once."""
+        begin = time.perf_counter()
+        while self._spins:
+            try:
+                return self._receive(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                os.sched_yield()  # to whoever has something to do
+            self._spins = time.perf_counter() - begin < SPIN
+        found = self._receive(0)
+        self._spins = time.perf_counter() - begin < SPIN
+        return found
 
 
 def encode(message: Message) -> bytes:

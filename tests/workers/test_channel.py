@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -104,3 +106,23 @@ def test_messages_are_the_same_again(ends, message):
     one, other = ends
     one.send(message)
     assert other.receive()[0] == message
+
+
+def test_a_receiver_that_stays_awake_misses_nothing(ends):
+    one, other = ends
+
+    def answer():
+        for _ in range(300):
+            other.send(other.receive()[0])
+        other.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    for number in range(300):
+        if number % 100 == 99:
+            time.sleep(0.005)  # longer than it stays awake
+        one.send(reply(number))
+        assert one.receive()[0] == reply(number)
+    with pytest.raises(ChannelClosed):
+        one.receive()
+    thread.join()

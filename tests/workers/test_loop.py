@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
@@ -10,6 +11,7 @@ import time
 import pytest
 
 from gpunb.workers.loop import Loop
+from tests.waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -97,3 +99,129 @@ def test_a_descriptor_is_watched_paused_and_let_go(loop):
     os.close(reading)
     os.close(writing)
     assert heard == [b"a", "later", b"b"]
+
+
+def asleep(loop):
+    """Wait until the loop's thread sleeps for long."""
+    eventually(lambda: loop._asleep and not loop._lingers)
+
+
+def test_what_is_done_while_the_loop_sleeps_is_done_at_once_by_the_caller(loop):
+    thread = run(loop)
+    asleep(loop)
+    seen = []
+    loop.post(lambda: seen.append(threading.get_ident()))
+    eventually(lambda: seen)
+    asleep(loop)
+    loop.do(lambda: seen.append((threading.get_ident(), loop.mine())))
+    assert seen == [thread.ident, (threading.get_ident(), True)]
+    assert not loop.mine()
+    loop.do(loop.stop)
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_what_was_posted_before_is_done_before(loop):
+    thread = run(loop)
+    asleep(loop)
+    seen = []
+    loop._inbox.append(lambda: seen.append("before"))
+    loop.do(lambda: (seen.append("now"), loop.post(lambda: seen.append("after"))))
+    eventually(lambda: len(seen) == 3)
+    assert seen == ["before", "now", "after"]
+    loop.post(loop.stop)
+    thread.join(5)
+
+
+def test_who_works_at_the_same_time_leaves_it_to_the_loop(loop):
+    thread = run(loop)
+    began, go = threading.Event(), threading.Event()
+    seen = []
+    loop.post(lambda: (began.set(), go.wait(PATIENCE)))
+    assert began.wait(PATIENCE)
+    loop.do(lambda: seen.append(threading.get_ident()))
+    assert not seen
+    go.set()
+    eventually(lambda: seen)
+    assert seen == [thread.ident]
+    loop.post(loop.stop)
+    thread.join(5)
+
+
+def test_a_timer_that_is_set_from_outside_wakes_the_loop(loop):
+    thread = run(loop)
+    rung = threading.Event()
+    asleep(loop)
+    loop.do(lambda: loop.after(0.01, rung.set))
+    assert rung.wait(PATIENCE)
+    loop.post(loop.stop)
+    thread.join(5)
+
+
+def test_a_descriptor_that_is_let_go_from_outside_is_not_called(loop):
+    thread = run(loop)
+    asleep(loop)
+    reader, writer = os.pipe()
+    called = []
+
+    def swap():
+        loop.watch(reader, lambda: called.append("first"))
+        os.write(writer, b"x")  # the loop's thread wakes up, and has to wait for its turn
+        time.sleep(0.05)
+        loop.unwatch(reader)
+        os.read(reader, 1)
+        loop.watch(reader, lambda: called.append("second"))
+
+    loop.do(swap)
+    loop.do(loop.stop)
+    thread.join(5)
+    os.close(reader)
+    os.close(writer)
+    assert not called
+
+
+def test_an_error_of_what_is_done_is_the_loops(loop):
+    raised = []
+
+    def target():
+        try:
+            loop.run(lambda item: item())
+        except ZeroDivisionError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    asleep(loop)
+    loop.do(lambda: 1 / 0)
+    thread.join(5)
+    assert len(raised) == 1
+
+
+def test_turns_exclude_each_other_whoever_takes_them(loop):
+    thread = run(loop)
+    inside = []
+    heard = {name: [] for name in range(4)}
+
+    def work(name, number):
+        inside.append(name)
+        assert len(inside) == 1
+        heard[name].append(number)
+        loop.post_lazily(lambda: None)
+        inside.pop()
+
+    def hand_in(name):
+        for number in range(1500):
+            give = (loop.do, loop.post, loop.post_lazily)[number * (name + 1) % 3]
+            give(functools.partial(work, name, number))
+            if number % 50 == 0:
+                time.sleep(0.0005)
+
+    posters = [threading.Thread(target=hand_in, args=(name,)) for name in range(4)]
+    for each in posters:
+        each.start()
+    for each in posters:
+        each.join()
+    eventually(lambda: all(len(each) == 1500 for each in heard.values()))
+    assert all(each == list(range(1500)) for each in heard.values())
+    loop.post(loop.stop)
+    thread.join(5)

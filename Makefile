@@ -21,7 +21,7 @@ demo: $(VENV)/.stamp-demo ## run the quickstart notebook from start to end and p
 	$(RUN) notebooks/run_demo.py $(ARGS)
 
 test: $(VENV)/.stamp-test ## run the tests; those that need a real GPU skip where there is none
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 stress: export PROGRAMS ?= $(if $(PROGRAMS_MINUTES),100,50000)
 stress: $(VENV)/.stamp-test ## run 50000 random programs with faults; PROGRAMS=n for n, PROGRAMS_MINUTES=n for so long

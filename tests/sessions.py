@@ -20,6 +20,8 @@ from tests.waiting import PATIENCE, eventually
 
 MARK = "GPUNB_TEST_MARK"
 os.environ.setdefault(MARK, f"{os.getpid()}-{time.time_ns()}")
+if not os.environ[MARK].endswith(part := os.environ.get("PYTEST_XDIST_WORKER", "")):
+    os.environ[MARK] += part  # several processes run the tests, and each looks for its own
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpunb.api import (
         ActorHandle,
         DynamicObjectRefGenerator,
+        Executor,
         ObjectRef,
         ObjectRefGenerator,
         as_completed,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActorHandle",
     "DynamicObjectRefGenerator",
+    "Executor",
     "ObjectRef",
     "ObjectRefGenerator",
     "__version__",

@@ -9,6 +9,7 @@ from gpunb.actor import ActorHandle, RemoteClass, current_actor, get_actor, kill
 from gpunb.backend import STREAM
 from gpunb.completion import as_completed
 from gpunb.decorators import remote
+from gpunb.executor import Executor
 from gpunb.generators import DynamicObjectRefGenerator, ObjectRefGenerator
 from gpunb.refs import ObjectRef, check_timeout, value_of
 from gpunb.remote_function import RemoteFunction
@@ -18,6 +19,7 @@ from gpunb.signals import UNDIVIDED
 __all__ = [
     "ActorHandle",
     "DynamicObjectRefGenerator",
+    "Executor",
     "ObjectRef",
     "ObjectRefGenerator",
     "RemoteClass",

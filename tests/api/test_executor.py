@@ -1,0 +1,259 @@
+"""`gpunb.Executor` is an executor of the standard library."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+
+import pytest
+
+import gpunb
+from gpunb.exceptions import InfeasibleRequestError, WorkerCrashedError
+from tests import sessions
+from tests.waiting import PATIENCE, Gate, eventually
+
+pytestmark = pytest.mark.usefixtures("by_value")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started(by_value):
+    with sessions.session(num_cpus=2, num_gpus=2):
+        yield
+
+
+@pytest.fixture
+def executor():
+    with gpunb.Executor() as executor:
+        yield executor
+
+
+def add(a, b=1):
+    return a + b
+
+
+def fail(text):
+    raise LookupError(text)
+
+
+def through(gate, value=None):
+    gate.enter(value)
+    return value
+
+
+def test_submit(executor):
+    assert executor.submit(add, 1, b=2).result(PATIENCE) == 3
+    assert executor.submit(pow, 2, 5).result(PATIENCE) == 32
+
+
+def test_names_of_parameters_do_not_collide(executor):
+    def fn(self, fn, args, initializer):
+        return self, fn, args, initializer
+
+    assert executor.submit(fn, self=1, fn=2, args=3, initializer=4).result(PATIENCE) == (1, 2, 3, 4)
+
+
+def test_it_runs_elsewhere(executor):
+    assert executor.submit(os.getpid).result(PATIENCE) != os.getpid()
+
+
+def test_an_exception(executor):
+    future = executor.submit(fail, "gone")
+    with pytest.raises(LookupError, match="gone"):
+        future.result(PATIENCE)
+    assert isinstance(future.exception(), LookupError)
+
+
+def test_what_cannot_be_pickled_fails_alone(executor):
+    future = executor.submit(add, threading.Lock())
+    with pytest.raises(TypeError, match="lock"):
+        future.result(PATIENCE)
+    assert executor.submit(add, 1).result(PATIENCE) == 2
+
+
+def test_a_crash_fails_alone(executor):
+    future = executor.submit(os._exit, 3)
+    with pytest.raises(WorkerCrashedError):
+        future.result(PATIENCE)
+    assert executor.submit(add, 1).result(PATIENCE) == 2
+
+
+def test_map(executor):
+    assert list(executor.map(add, range(5), range(5))) == [0, 2, 4, 6, 8]
+    assert list(executor.map(add, range(50), chunksize=8)) == list(range(1, 51))
+    assert list(executor.map(add, [])) == []
+    with pytest.raises(LookupError):
+        list(executor.map(fail, ["a", "b"]))
+    with pytest.raises(ValueError, match="chunksize=0"):
+        executor.map(add, [1], chunksize=0)
+
+
+def test_map_begins_at_once_and_gives_up_in_time(executor, tmp_path):
+    gate = Gate(tmp_path)
+    results = executor.map(through, [gate], [1], timeout=0.05)
+    with pytest.raises(TimeoutError):
+        next(results)
+    gate.open()
+
+
+def test_wait_and_as_completed(executor, tmp_path):
+    gate = Gate(tmp_path)
+    slow, fast = executor.submit(through, gate), executor.submit(add, 1)
+    done, rest = concurrent.futures.wait([slow, fast], PATIENCE, concurrent.futures.FIRST_COMPLETED)
+    assert (done, rest) == ({fast}, {slow})
+    gate.open()
+    assert list(concurrent.futures.as_completed([slow], PATIENCE)) == [slow]
+
+
+def test_states(tmp_path):
+    gate = Gate(tmp_path)
+    with gpunb.Executor(num_gpus=2) as executor:
+        first, second = (executor.submit(through, gate, each) for each in (1, 2))
+        eventually(first.running)
+        assert not second.running()
+        assert not first.cancel()
+        assert second.cancel()
+        assert second.cancelled()
+        with pytest.raises(concurrent.futures.CancelledError):
+            second.result()
+        gate.open()
+        assert first.result(PATIENCE) == 1
+        assert not first.cancel()
+        assert first.done()
+        assert not first.running()
+    sessions.assert_idle()
+
+
+def test_callbacks_may_submit(executor):
+    chained = []
+
+    def more(future):
+        if future.result() < 5:
+            executor.submit(add, future.result()).add_done_callback(more)
+        else:
+            chained.append(future.result())
+
+    executor.submit(add, 0).add_done_callback(more)
+    eventually(lambda: chained == [5])
+
+
+def test_callbacks_may_wait_for_others(executor):
+    seen = []
+    future = executor.submit(add, 1)
+    future.add_done_callback(lambda _: seen.append(gpunb.get(gpunb.put(7))))
+    eventually(lambda: seen == [7])
+
+
+def test_at_most_so_many_at_once(tmp_path):
+    gate = Gate(tmp_path)
+    with gpunb.Executor(max_workers=1) as executor:
+        futures = [executor.submit(through, gate, each) for each in range(4)]
+        eventually(futures[0].running)
+        assert len(gpunb.status()["running"]) + gpunb.status()["queued"] == 1
+        assert futures[3].cancel()
+        gate.open()
+        assert [each.result(PATIENCE) for each in futures[:3]] == [0, 1, 2]
+
+
+def test_each_call_has_its_devices_and_a_fresh_process():
+    def where():
+        return gpunb.get_gpu_ids(), os.getpid()
+
+    with gpunb.Executor(num_gpus=1) as executor:
+        found = [executor.submit(where).result(PATIENCE) for _ in range(3)]
+    assert all(len(ids) == 1 for ids, _ in found)
+    assert len({pid for _, pid in found}) == 3
+    with gpunb.Executor(num_gpus=1, max_calls=0) as executor:
+        assert len({executor.submit(os.getpid).result(PATIENCE) for _ in range(3)}) == 1
+
+
+def test_an_initializer_is_called_once_a_process():
+    def begin(value):
+        import builtins
+
+        builtins.begun = [*getattr(builtins, "begun", []), value]
+
+    def seen():
+        import builtins
+
+        return os.getpid(), builtins.begun
+
+    with gpunb.Executor(initializer=begin, initargs=(7,)) as executor:
+        found = [each.result(PATIENCE) for each in [executor.submit(seen) for _ in range(8)]]
+    assert all(values == [7] for _, values in found)
+
+
+def test_after_shutdown(executor):
+    future = executor.submit(add, 1)
+    executor.shutdown()
+    assert future.done()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(add, 1)
+    executor.shutdown()
+
+
+def test_shutdown_that_cancels(tmp_path):
+    gate = Gate(tmp_path)
+    executor = gpunb.Executor(num_gpus=2)
+    futures = [executor.submit(through, gate, each) for each in range(5)]
+    eventually(futures[0].running)
+    executor.shutdown(wait=False, cancel_futures=True)
+    assert [each.cancelled() for each in futures] == [False, True, True, True, True]
+    gate.open()
+    executor.shutdown()
+    assert futures[0].result(0) == 0
+
+
+def test_what_can_never_run_says_so_at_once():
+    with gpunb.Executor(num_gpus=3) as executor, pytest.raises(InfeasibleRequestError, match="3"):
+        executor.submit(add, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"max_workers": 0}, ValueError, "max_workers=0"),
+        ({"max_workers": 1.5}, TypeError, "max_workers"),
+        ({"num_gpus": 1.5}, ValueError, "1.5"),
+        ({"initializer": 3}, TypeError, "initializer"),
+        ({"num_returns": 2}, ValueError, "num_returns"),
+        ({"colour": 1}, ValueError, "colour"),
+    ],
+)
+def test_bad_options(settings, error, says):
+    with pytest.raises(error, match=says):
+        gpunb.Executor(**settings)
+
+
+def test_the_names_of_what_runs(tmp_path):
+    gate = Gate(tmp_path)
+    with gpunb.Executor(num_gpus=0.5) as executor:
+        executor.submit(through, gate)
+        eventually(lambda: [job["name"] for job in gpunb.status()["running"]] == ["through"])
+        gate.open()
+
+
+def test_nothing_is_left_of_a_forgotten_executor():
+    before = threading.active_count()
+    for _ in range(3):
+        gpunb.Executor().submit(add, 1).result(PATIENCE)
+    eventually(lambda: threading.active_count() <= before)
+    sessions.assert_idle()
+
+
+def test_what_was_handed_in_is_done_before_the_interpreter_ends(tmp_path):
+    text = """
+        import pathlib, sys, time, gpunb
+
+        def work(path):
+            time.sleep(0.3)
+            pathlib.Path(path).write_text("done")
+
+        if __name__ == "__main__":
+            gpunb.init(num_cpus=1, num_gpus=0, preload=())
+            gpunb.Executor().submit(work, PATH)
+    """
+    path = tmp_path / "done"
+    ended = sessions.script(text.replace("PATH", repr(str(path))))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert path.read_text() == "done"

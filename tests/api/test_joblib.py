@@ -1,0 +1,176 @@
+"""joblib's backend, with joblib itself and with scikit-learn."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+
+import joblib
+import numpy as np
+import pytest
+from joblib import Parallel, delayed, parallel_config
+
+import gpunb
+import gpunb.joblib
+from tests import sessions
+from tests.waiting import Gate, eventually
+
+pytestmark = pytest.mark.usefixtures("by_value")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started(by_value):
+    with sessions.session(num_cpus=2, simulate="2xA100:40GiB"):
+        yield
+
+
+def square(x):
+    return x * x
+
+
+def where(x):
+    return gpunb.get_gpu_ids(), os.getpid()
+
+
+def fail(x):
+    if x == 3:
+        raise LookupError("three")
+    return x
+
+
+def test_results_in_order():
+    with parallel_config("gpunb"):
+        assert Parallel()(delayed(square)(i) for i in range(40)) == [i * i for i in range(40)]
+
+
+def test_as_an_argument_of_parallel():
+    assert Parallel(2, backend="gpunb")(delayed(square)(i) for i in range(5)) == [0, 1, 4, 9, 16]
+
+
+def test_on_shares_of_devices():
+    with parallel_config("gpunb", num_gpus=0.25):
+        found = Parallel(batch_size=1)(delayed(where)(i) for i in range(16))
+        assert joblib.effective_n_jobs(-1) == 8
+    assert all(len(ids) == 1 for ids, _ in found)
+    assert {ids[0] for ids, _ in found} <= {0, 1}
+    assert os.getpid() not in {pid for _, pid in found}
+    assert len({pid for _, pid in found}) <= 8
+    sessions.assert_idle()
+
+
+def test_fresh_processes_where_asked_for():
+    with parallel_config("gpunb", num_gpus=0.5, max_calls=1):
+        found = Parallel(batch_size=1)(delayed(where)(i) for i in range(4))
+    assert len({pid for _, pid in found}) == 4
+
+
+def test_one_job_with_a_device_runs_there():
+    with parallel_config("gpunb", num_gpus=1, n_jobs=1):
+        found = Parallel()(delayed(where)(i) for i in range(2))
+    assert all(len(ids) == 1 for ids, _ in found)
+
+
+def test_one_job_without_a_device_runs_here():
+    with parallel_config("gpunb", n_jobs=1):
+        assert Parallel()(delayed(where)(0) for _ in range(2)) == [([], os.getpid())] * 2
+
+
+def test_what_a_call_raises():
+    with parallel_config("gpunb"), pytest.raises(LookupError, match="three"):
+        Parallel()(delayed(fail)(i) for i in range(20))
+    with parallel_config("gpunb"):
+        assert Parallel()(delayed(square)(i) for i in range(3)) == [0, 1, 4]
+    sessions.assert_idle()
+
+
+def test_one_after_the_other():
+    with parallel_config("gpunb"):
+        results = Parallel(return_as="generator")(delayed(square)(i) for i in range(10))
+        assert next(results) == 0
+        assert list(results) == [i * i for i in range(1, 10)]
+
+
+def test_in_time(tmp_path):
+    gate = Gate(tmp_path)
+    with parallel_config("gpunb"), pytest.raises(multiprocessing.TimeoutError):
+        Parallel(timeout=0.3)(delayed(gate.enter)(i) for i in range(2))
+    gate.open()
+    sessions.assert_idle()
+
+
+def test_calls_within_calls():
+    def rows(n):
+        return Parallel(2)(delayed(square)(i) for i in range(n))
+
+    with parallel_config("gpunb"):
+        assert Parallel()(delayed(rows)(n) for n in range(4)) == [
+            [i * i for i in range(n)] for n in range(4)
+        ]
+
+
+def test_threads_within_a_call():
+    def limit():
+        return os.environ.get("OMP_NUM_THREADS")
+
+    with parallel_config("gpunb", inner_max_num_threads=3):
+        assert set(Parallel()(delayed(limit)() for _ in range(4))) == {"3"}
+
+
+def test_arrays_travel_in_shared_memory():
+    data = np.ones((1000, 500))
+
+    def total(array, i):
+        array[0, 0] += 1  # its own copy of that page
+        return float(array.sum()) + i
+
+    with parallel_config("gpunb"):
+        results = Parallel(batch_size=1)(delayed(total)(data, i) for i in range(6))
+    assert results == [500_001.0 + i for i in range(6)]
+    assert data[0, 0] == 1
+
+
+def test_a_grid_search():
+    from sklearn.datasets import load_iris
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+
+    X, y = load_iris(return_X_y=True)  # noqa: N806 - its usual name
+    search = GridSearchCV(LogisticRegression(max_iter=500), {"C": [0.1, 1.0, 10.0]}, cv=3)
+    here = search.fit(X, y).cv_results_["mean_test_score"]
+    with parallel_config("gpunb", num_gpus=0.25):
+        there = search.fit(X, y).cv_results_["mean_test_score"]
+    assert np.array_equal(here, there)
+    sessions.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [({"colour": 1}, "colour"), ({"num_gpus": 1.5}, "1.5")]
+)
+def test_bad_options(options, says):
+    with parallel_config("gpunb", **options), pytest.raises(ValueError, match=says):
+        Parallel()(delayed(square)(i) for i in range(3))
+
+
+def test_an_interrupt_stops_what_runs(tmp_path):
+    gate = Gate(tmp_path)
+    stopped = threading.Event()
+
+    def stop():
+        eventually(lambda: gate.count() == 2)
+        stopped.set()
+        import _thread
+
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    begin = time.monotonic()
+    with parallel_config("gpunb"), pytest.raises(KeyboardInterrupt):
+        Parallel(batch_size=1)(delayed(gate.enter)(i) for i in range(6))
+    thread.join()
+    assert stopped.is_set()
+    assert time.monotonic() - begin < 20
+    sessions.assert_idle()
+    assert gate.count() == 2

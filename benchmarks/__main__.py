@@ -16,7 +16,23 @@ from benchmarks import probe, report
 from benchmarks.lines import Line, Result
 from benchmarks.sessions import REAL
 
-TOPICS = ("floors", "startup", "fresh", "warm", "many", "actors", "data", "queue", "idle", "core")
+TOPICS = (
+    "floors",
+    "startup",
+    "fresh",
+    "warm",
+    "head",
+    "many",
+    "actors",
+    "data",
+    "queue",
+    "leases",
+    "idle",
+    "core",
+    "sampler",
+    "gpu",
+    "monitor",
+)
 OUT = Path(__file__).parent / "out"
 
 

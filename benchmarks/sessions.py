@@ -19,6 +19,11 @@ _PATIENCE = 60.0
 def start(devices: int, preload: Sequence[str], *, cpus: int | None = None) -> None:
     """A session with so many devices, its preload done and its first workers behind it."""
     init(devices, preload, cpus=cpus)
+    settle()
+
+
+def settle() -> None:
+    """Wait until the preload is done."""
     deadline = time.monotonic() + _PATIENCE
     while gpunb.status()["preload"] is None:
         if time.monotonic() > deadline:

@@ -40,10 +40,12 @@ if TYPE_CHECKING:
         is_initialized,
         kill,
         method,
+        monitor,
         put,
         remote,
         shutdown,
         status,
+        timeline,
         wait,
     )
 
@@ -70,10 +72,12 @@ __all__ = [
     "kill",
     "load_ipython_extension",
     "method",
+    "monitor",
     "put",
     "remote",
     "shutdown",
     "status",
+    "timeline",
     "unload_ipython_extension",
     "util",
     "wait",
@@ -104,3 +108,7 @@ def load_ipython_extension(shell: Any) -> None:
 def unload_ipython_extension(shell: Any) -> None:
     """``%unload_ext gpunb``."""
     importlib.import_module("gpunb.notebook").unload(shell)
+
+
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    return [{"src": "labextension", "dest": "gpunb"}]

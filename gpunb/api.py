@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, TypeVar, overload
 
 from gpunb import backend, serialize
@@ -11,6 +12,7 @@ from gpunb.completion import as_completed
 from gpunb.decorators import remote
 from gpunb.executor import Executor
 from gpunb.generators import DynamicObjectRefGenerator, ObjectRefGenerator
+from gpunb.history import Timeline
 from gpunb.refs import ObjectRef, check_timeout, value_of
 from gpunb.remote_function import RemoteFunction
 from gpunb.session import Session, init, is_initialized, shutdown
@@ -37,10 +39,12 @@ __all__ = [
     "is_initialized",
     "kill",
     "method",
+    "monitor",
     "put",
     "remote",
     "shutdown",
     "status",
+    "timeline",
     "wait",
 ]
 
@@ -236,6 +240,18 @@ def status() -> dict[str, Any]:
     """Devices, running and waiting tasks with the reason why they wait; plain values, for JSON."""
     facts: dict[str, Any] = backend.current().ask("status")
     return facts
+
+
+def monitor() -> Any:
+    """The live picture of the session: devices, who holds them, what waits and why. A widget in a
+    notebook, else the status as text."""
+    return importlib.import_module("gpunb.notebook.monitor").monitor()
+
+
+def timeline() -> Timeline:
+    """What ran when on which devices, with the GPU-seconds of each cell; to look at, and to export
+    as an SVG or for chrome://tracing."""
+    return Timeline(backend.current().ask("timeline"))
 
 
 def _identity(ref: object, function: str) -> backend.ObjectId:

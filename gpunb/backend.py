@@ -36,6 +36,10 @@ DYNAMIC = -2
 """As a number of results: one, which holds a reference to each value that was yielded."""
 
 
+SESSIONS = "\x00sessions"
+"""The namespace in which sessions of cells have their names, apart from those of actors."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of a remote function, ready to travel.
@@ -216,7 +220,10 @@ _lock = threading.RLock()
 _current: Backend | None = None
 _start: Callable[[], Backend] | None = None
 
-_NAMES = {"local": "gpunb.runtime.starting:start"}
+_NAMES = {
+    "local": "gpunb.runtime.starting:start",
+    "head": "gpunb.runtime.attached:attach",
+}
 
 
 def load(name: str, **settings: Any) -> Backend:

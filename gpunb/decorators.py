@@ -52,11 +52,13 @@ def remote(*args: Any, **options: Any) -> Any:
         gpu_memory: instead: bytes of one device, as a number or a text such as ``"10GiB"``.
         accelerator_type: type of the device, such as ``"A100"``, or a list of types in order of
             preference.
+        min_memory: beside `num_gpus`: only devices with at least so much memory altogether.
         num_cpus: default 1 for a function, but 0 if it asks for a device, and 0 for a class.
-        resources: custom resources by name.
+        resources: custom resources by name, and devices of other kinds than GPUs: ``{"TPU": 4}``.
         memory: bytes of host memory, for the reader only.
         name: shown in status and messages; of an actor, the name for `get_actor`.
         runtime_env: ``{"env_vars": {...}}``, variables for the worker.
+        caps: False if frameworks need not keep to the task's share of a device.
         num_returns: (function) number of results; the function then returns that many values.
             ``"streaming"``, the default of a generator function, gives an `ObjectRefGenerator`;
             ``"dynamic"`` one ref to a sequence of refs.

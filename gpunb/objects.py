@@ -221,8 +221,8 @@ def untouched(view: Buffer) -> bool:
     file until it is written to, then it is a copy. Takes about 10 ms per GiB.
 
     A page counts as a whole, so a view that shares one with a changed neighbour counts as
-    changed. So does one that is read-only, not contiguous, or on a system that does not tell:
-    True is certain, False is not.
+    changed. So does one that is not contiguous, or on a system that does not tell: True is
+    certain, False is not.
     """
     try:
         with pickle.PickleBuffer(view).raw() as raw:
@@ -258,10 +258,17 @@ def _pages_untouched(start: int, length: int) -> bool:
 
 
 def address(raw: memoryview) -> int:
-    """Return where in this process's memory a writable, flat view begins."""
+    """Return where in this process's memory a flat view begins."""
     import ctypes
 
-    return ctypes.addressof(ctypes.c_char.from_buffer(raw))
+    if not raw.readonly:
+        return ctypes.addressof(ctypes.c_char.from_buffer(raw))
+    view = (ctypes.c_void_p * 20)()  # a Py_buffer, which is smaller, begins with the address
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(raw), view, 0)
+    try:
+        return view[0] or 0
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(view)
 
 
 def _pieces(buffer: Buffer | Sequence[Buffer]) -> list[memoryview]:

@@ -4,10 +4,17 @@ The pages are protected against writing by a userfaultfd of the asynchronous kin
 to a page lifts the protection, without waking anybody, and leaves a mark that a scan of the page
 map finds. To arm a gigabyte takes a fraction of a millisecond, and so does a look at it. What is
 armed costs its writer a page fault for each page, once. Linux 6.7 or newer.
+
+Memory has one mark for all who watch it, and who arms it again takes that away. So it is told to
+the others before: watches may overlap. Pages that are not what they were without having been
+written to (given back to the system, or mapped anew) count as written. Memory that other processes
+may write to cannot be watched. A device that writes by itself to memory that was registered with it
+leaves no mark.
 """
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import fcntl
 import os
@@ -15,13 +22,20 @@ import platform
 import struct
 import sys
 import threading
+import weakref
+from collections.abc import Iterator
 
 from gpunb.objects import PAGE, address
 
 _SYSCALLS = {"x86_64": 323, "aarch64": 282, "ppc64le": 364, "s390x": 355, "riscv64": 282}
 _USER_MODE_ONLY = 1
 _API, _UNPOPULATED, _ASYNC = 0xAA, 1 << 13, 1 << 15
-_WRITE_PROTECT, _WRITTEN = 2, 1 << 1
+_WRITE_PROTECT = 2
+_TAKE, _MUST_BE_ARMED = 1, 2
+_ARMED, _WRITTEN, _PRESENT, _SWAPPED = 1, 2, 8, 16
+_THERE = _PRESENT | _SWAPPED  # where there was nothing, arming has left a mark of the latter kind
+_REGIONS = 512
+_BUCKET = 16 << 20
 
 
 def _request(kind: int, number: int, size: int) -> int:
@@ -39,18 +53,23 @@ class Watch:
     """Knows whether a buffer was written to since `arm`, or since it was made.
 
     Bytes on the pages at its ends, which others may share, are compared.
+
+    Attributes:
+        first, last: where its whole pages begin and end.
+        lost: whether they were written to, as was found when another watch was armed.
     """
 
     def __init__(self, raw: memoryview) -> None:
-        """For a flat, writable view, of which nothing is kept.
+        """For a flat view, of which nothing is kept.
 
         Raises:
             OSError: the system does not tell.
         """
         self._start = _place(raw)
         self._nbytes = raw.nbytes
-        self._first = -(-self._start // PAGE) * PAGE
-        self._last = (self._start + self._nbytes) // PAGE * PAGE
+        self.first = -(-self._start // PAGE) * PAGE
+        self.last = (self._start + self._nbytes) // PAGE * PAGE
+        self.lost = False
         self.arm(raw)
 
     def arm(self, raw: memoryview) -> None:
@@ -59,8 +78,22 @@ class Watch:
         Raises:
             OSError: the system does not tell.
         """
-        if self._first < self._last:
-            _faults().protect(self._first, self._last - self._first)
+        if self.first < self.last:
+            if not Mappings().private(raw):
+                raise OSError(0, "other processes may write to this memory")
+            with _lock:
+                faults = _faults()
+                others = {each: each.lost for each in self._others()}
+                for each in others:  # for good, should an interrupt come in between
+                    each.lost = True
+                self.lost = True
+                regions = faults.arm(self.first, self.last, told=bool(others))
+                for each, before in others.items():
+                    each.lost = before or any(
+                        start < each.last and each.first < end for start, end in regions
+                    )
+                _remember(self)
+                self.lost = False
         self._ends = self._read_ends(raw)
 
     def untouched(self, raw: memoryview) -> bool:
@@ -69,16 +102,39 @@ class Watch:
             return False
         if self._ends != self._read_ends(raw):
             return False
+        if self.first >= self.last:
+            return True
         try:
-            return self._first >= self._last or not _faults().written(self._first, self._last)
+            with _lock:
+                return not (self.lost or _faults().written(self.first, self.last))
         except OSError:
             return False
 
     def _read_ends(self, raw: memoryview) -> bytes:
-        if self._first >= self._last:
+        if self.first >= self.last:
             return bytes(raw)
-        head = self._first - self._start
-        return bytes(raw[:head]) + bytes(raw[self._last - self._start :])
+        head = self.first - self._start
+        return bytes(raw[:head]) + bytes(raw[self.last - self._start :])
+
+    def buckets(self) -> range:
+        return range(self.first // _BUCKET, (self.last - 1) // _BUCKET + 1)
+
+    def _others(self) -> set[Watch]:
+        """Those that watch some of the same memory."""
+        near = {each for part in self.buckets() for each in _watches.get(part, ())} - {self}
+        return {e for e in near if e.first < self.last and self.first < e.last}
+
+
+_watches: dict[int, weakref.WeakSet[Watch]] = {}
+"""Those of this process, by the parts of its memory that they lie in."""
+
+
+def _remember(watch: Watch) -> None:
+    for part in watch.buckets():
+        _watches.setdefault(part, weakref.WeakSet()).add(watch)
+    if len(_watches) > 1000:
+        for part in [part for part, there in _watches.items() if not there]:
+            del _watches[part]
 
 
 def _place(raw: memoryview) -> int:
@@ -105,25 +161,65 @@ class _Faults:
         self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         self._libc = libc
 
-    def protect(self, start: int, length: int) -> None:
+    def arm(self, start: int, end: int, *, told: bool) -> list[tuple[int, int]]:
+        """Protect the pages; which were written to since they were, if that has to be `told`.
+
+        Raises:
+            OSError: the system cannot.
+        """
+        # Such as have taken the place of others that were protected count as written.
+        written = list(self._find(start, end, 0, _ARMED, inverted=_ARMED)) if told else []
         fcntl.ioctl(
             self._descriptor,
             _REGISTER,
-            bytearray(struct.pack("QQQQ", start, length, _WRITE_PROTECT, 0)),
+            bytearray(struct.pack("QQQQ", start, end - start, _WRITE_PROTECT, 0)),
         )
-        fcntl.ioctl(self._descriptor, _PROTECT, bytearray(struct.pack("QQQ", start, length, 1)))
+        if not told:
+            protect = bytearray(struct.pack("QQQ", start, end - start, 1))
+            fcntl.ioctl(self._descriptor, _PROTECT, protect)
+            return []
+        # At once, so that no write comes in between.
+        written.extend(self._find(start, end, _TAKE | _MUST_BE_ARMED, 0, returned=_WRITTEN))
+        return written
 
     def written(self, start: int, end: int) -> bool:
-        """Whether any page was; also of memory that is not registered any more."""
-        region = ctypes.create_string_buffer(24)
-        place = ctypes.addressof(region)
-        fields = (96, 0, start, end, 0, place, 1, 1, 0, _WRITTEN, 0, _WRITTEN)
-        argument = ctypes.create_string_buffer(struct.pack("12Q", *fields), 96)
-        found: int = self._libc.ioctl(self._pagemap, ctypes.c_ulong(_SCAN), argument)
-        if found < 0:
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error))
-        return found > 0
+        """Whether any page was, or is not what was protected."""
+        lost, new = _ARMED, _WRITTEN
+        found = self._find(start, end, 0, 0, any_of=lost | new, inverted=lost, most=1)
+        gone = self._find(start, end, 0, _THERE, inverted=_THERE, most=1)
+        return any(True for _ in found) or any(True for _ in gone)
+
+    def _find(
+        self,
+        start: int,
+        end: int,
+        flags: int,
+        all_of: int,
+        *,
+        any_of: int = 0,
+        inverted: int = 0,
+        returned: int = 0,
+        most: int = 0,
+    ) -> Iterator[tuple[int, int]]:
+        """Where the pages lie that are so; with `returned`, only those of which that is true."""
+        length = 1 if most else _REGIONS
+        regions = ctypes.create_string_buffer(24 * length)
+        place = ctypes.addressof(regions)
+        kept = returned or all_of | any_of
+        while start < end:
+            masks = inverted, all_of, any_of, kept
+            fields = (96, flags, start, end, 0, place, length, most, *masks)
+            argument = ctypes.create_string_buffer(struct.pack("12Q", *fields), 96)
+            found: int = self._libc.ioctl(self._pagemap, ctypes.c_ulong(_SCAN), argument)
+            if found < 0:
+                error = ctypes.get_errno()
+                raise OSError(error, os.strerror(error))
+            for first, last, what in struct.iter_unpack("QQQ", regions.raw[: 24 * found]):
+                if not returned or what & returned:
+                    yield first, last
+            if most:
+                return
+            start = struct.unpack_from("Q", argument.raw, 32)[0]
 
     def __del__(self) -> None:
         for name in ("_descriptor", "_pagemap"):
@@ -132,20 +228,71 @@ class _Faults:
                 os.close(descriptor)
 
 
+class Mappings:
+    """What the memory of this process is, as it was when this was first asked."""
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []
+        self._starts: list[tuple[int, bool]] = []
+
+    def _read(self) -> None:
+        with open("/proc/self/maps", "rb") as file:
+            for line in file:
+                place, kinds, _, _, inode, *name = line.split(None, 5)
+                start, end = place.split(b"-")
+                sealed = bool(name) and name[0].startswith(b"/memfd:gpunb ")
+                private = kinds.endswith(b"p") and (inode == b"0" or sealed)
+                self._ends.append(int(end, 16))
+                self._starts.append((int(start, 16), private))
+
+    def private(self, raw: memoryview) -> bool:
+        """Whether nobody but this process can write to a flat view's memory."""
+        if not raw.nbytes:
+            return True
+        if not self._ends:
+            try:
+                self._read()
+            except OSError:
+                return False
+        first = address(raw)
+        last = first + raw.nbytes
+        number = bisect.bisect_right(self._ends, first)
+        while number < len(self._ends) and self._starts[number][0] <= first:
+            if not self._starts[number][1]:
+                return False
+            if self._ends[number] >= last:
+                return True
+            first = self._ends[number]
+            number += 1
+        return False
+
+
 _current: _Faults | None = None
 _failure: OSError | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Again by a thread that has it, as a destructor may run within."""
 
 
 def _faults() -> _Faults:
+    """With the lock held."""
     global _current, _failure
-    with _lock:
-        if _current is None or _current.pid != os.getpid():
-            if _failure is not None:
-                raise _failure
-            try:
-                _current = _Faults()
-            except OSError as error:
-                _failure = error
-                raise
-        return _current
+    if _current is None or _current.pid != os.getpid():
+        if _failure is not None:
+            raise _failure
+        _watches.clear()
+        try:
+            _current = _Faults()
+        except OSError as error:
+            _failure = error
+            raise
+    return _current
+
+
+def _in_child() -> None:
+    """The thread that held it may not be there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -12,10 +12,13 @@ from dataclasses import replace
 from types import TracebackType
 
 from gpunb import accelerators, backend
-from gpunb.core.placement import describe, type_resource
-from gpunb.core.resources import UNIT, Device, Machine, parse_resources
+from gpunb.core.reasons import describe
+from gpunb.core.resources import UNIT, Device, Machine, parse_amount, parse_resources, type_resource
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import memory
+
+SHARES = ("warn", "kill", "off")
+"""What may happen to a task that takes more than its share."""
 
 DEFAULT_PRELOAD = ("numpy", "IPython")
 """Imported before workers are forked, where installed. They only import, and never compute."""
@@ -56,8 +59,8 @@ class Session:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>GPU {html.escape(str(each.id))}</td><td>{html.escape(each.name)}</td>"
-            f"<td>{html.escape(each.type or '')}</td></tr>"
+            f"<tr><td>{each.resource} {html.escape(str(each.id))}</td>"
+            f"<td>{html.escape(each.name)}</td><td>{html.escape(each.type or '')}</td></tr>"
             for each in self.devices
         )
         notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
@@ -72,6 +75,7 @@ def init(
     *,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
+    max_gpus: float | None = None,
     resources: Mapping[str, float] | None = None,
     simulate: str | None = None,
     preload: Sequence[str] | None = None,
@@ -79,17 +83,24 @@ def init(
     start_method: str | None = None,
     object_memory: float | str | None = None,
     spill: bool | str | os.PathLike[str] | None = None,
+    share: str = "warn",
+    caps: bool = True,
+    mps: bool = False,
 ) -> Session:
     """Start a session: find the devices, start the scheduler and the first workers.
 
     It is called with its defaults by the first `.remote()`, `put` or `%%gpu`.
 
     Args:
-        address: None, or ``"local"``: the scheduler is in this process. Default from the
-            environment variable GPUNB_ADDRESS.
+        address: None, or ``"local"``: the scheduler is in this process. ``"auto"`` or a name:
+            attach to a head process of this machine, which ``gpunb start --head`` has started;
+            the devices are then that one's, and what it was started with holds for all its
+            kernels. Default from the environment variable GPUNB_ADDRESS.
         num_cpus: whole number; what this machine, or the cgroup, has by default. GPUNB_NUM_CPUS.
         num_gpus: use the first so many devices; those beyond what exists are logical, in the
             books only. All that exist by default. GPUNB_NUM_GPUS.
+        max_gpus: how much of the devices this session may have at once, so that other notebooks
+            find some free: a number of devices, such as 1.5. All by default. GPUNB_MAX_GPUS.
         resources: custom resources by name.
         simulate: simulated devices instead, such as ``"2xA100:40GiB,1xV100:16GiB"``.
             GPUNB_SIMULATE.
@@ -104,9 +115,16 @@ def init(
             such as ``"10GiB"``. Default: half of the machine's memory, or of the cgroup's.
         spill: a folder on a disk, or True for a temporary one: objects beyond `object_memory` are
             moved there, those that were not used for longest, instead of being refused.
+        share: what happens to a task that takes more of a device's memory than its share:
+            ``"warn"`` says so, ``"kill"`` ends it with an `OutOfMemoryError`, ``"off"`` does
+            nothing.
+        caps: whether PyTorch, JAX, TensorFlow, CuPy and RMM are told to keep to a task's share.
+        mps: share devices through NVIDIA's Multi-Process Service, which keeps each task to its
+            share of memory and computes at the same time for all.
 
     Raises:
         RuntimeError: there is a session already.
+        GpunbError: `mps` cannot work here; no head process can be attached to. It says why.
         ValueError: a bad value; `num_gpus` above what CUDA_VISIBLE_DEVICES names.
     """
     global _session
@@ -121,15 +139,21 @@ def init(
                 "gpunb is initialised already: call gpunb.shutdown() first, "
                 "or pass ignore_reinit_error=True"
             )
-        _check_address(address)
+        address = _address(address)
+        if address != "local":
+            given = (num_cpus, num_gpus, max_gpus, resources, simulate, preload, start_method)
+            _check_attaching(address, *given, object_memory, spill, share, caps, mps)
+            return _attach(address)
         method = start_method or os.environ.get("GPUNB_START_METHOD") or "fork"
         if method not in ("fork", "spawn"):
             raise ValueError(f"start_method={method!r} must be 'fork' or 'spawn'")
         modules = DEFAULT_PRELOAD if preload is None else _modules(preload)
         cpus = _count(num_cpus, "num_cpus", "GPUNB_NUM_CPUS")
         gpus = _count(num_gpus, "num_gpus", "GPUNB_NUM_GPUS")
+        most = _most(max_gpus)
         extra = parse_resources(resources)
         limit, folder = memory.parse_limit(object_memory), memory.parse_spill(spill)
+        _check_shares(share, caps, mps)
         devices, notes, vendors = _devices(
             gpus, simulate or os.environ.get("GPUNB_SIMULATE"), extra
         )
@@ -137,18 +161,28 @@ def init(
             import loky
 
             cpus = loky.cpu_count()
-        machine = Machine(devices, cpus * UNIT, tuple(sorted(extra.items())))
-        backend.install(
-            backend.load(
-                "local",
-                machine=machine,
-                preload=modules,
-                method=method,
-                vendors=vendors,
-                object_memory=limit,
-                spill=folder,
+        machine = Machine(devices, cpus * UNIT, tuple(sorted(extra.items())), most)
+        server = importlib.import_module("gpunb.accelerators.mps").start(devices) if mps else None
+        try:
+            backend.install(
+                backend.load(
+                    "local",
+                    machine=machine,
+                    preload=modules,
+                    method=method,
+                    vendors=vendors,
+                    notes=notes,
+                    object_memory=limit,
+                    spill=folder,
+                    share=share,
+                    caps=caps,
+                    mps=server,
+                )
             )
-        )
+        except BaseException:
+            if server is not None:
+                server.stop()
+            raise
         if "IPython" in sys.modules:
             importlib.import_module("gpunb.notebook").attach()
         _session = Session(machine, notes)
@@ -176,13 +210,50 @@ def _of_kernel(current: backend.Backend) -> Session:
     return Session(Machine((), int(cpus * UNIT)), ["this is a task: the session is the kernel's"])
 
 
-def _check_address(address: str | None) -> None:
+def _address(address: str | None) -> str:
+    """Where the scheduler is: ``"local"``, ``"auto"`` or a name."""
     address = address or os.environ.get("GPUNB_ADDRESS") or "local"
-    if address != "local":
+    if ":" in address or "/" in address or address == "ray":
         raise ValueError(
-            f"address={address!r} is not known: this version runs its scheduler in the kernel, "
-            "so leave address out or pass 'local'"
+            f"address={address!r} is not known: gpunb works on one machine, where 'local' is a "
+            "scheduler in this process and 'auto' or a name is a head process that `gpunb start "
+            "--head` has started. For several machines use Ray, which has the same API: import "
+            "ray instead of gpunb"
         )
+    return address
+
+
+def _check_attaching(address: str, *given: object) -> None:
+    """What `init` takes beside the address is for a session of its own."""
+    names = "num_cpus num_gpus max_gpus resources simulate preload start_method object_memory spill"
+    plain = (*[None] * 9, "warn", True, False)
+    known = zip((*names.split(), "share", "caps", "mps"), given, plain, strict=True)
+    said = [f"{name}={value!r}" for name, value, default in known if value != default]
+    if said:
+        raise ValueError(
+            f"{', '.join(said)} cannot be said with address={address!r}: what a head process has "
+            "is settled when it starts, as in `gpunb start --head --num-gpus 2`"
+        )
+
+
+def _attach(address: str) -> Session:
+    global _session
+    current = backend.load("head", address=address)
+    backend.install(current)
+    if "IPython" in sys.modules:
+        importlib.import_module("gpunb.notebook").attach()
+    machine, name, pid = (getattr(current, each) for each in ("machine", "name", "pid"))
+    _session = Session(machine, [f"attached to the head process {name!r} (pid {pid})"])
+    return _session
+
+
+def _check_shares(share: object, caps: object, mps: object) -> None:
+    if share not in SHARES:
+        known = ", ".join(map(repr, SHARES))
+        raise ValueError(f"share={share!r} must be one of {known}")
+    for name, value in (("caps", caps), ("mps", mps)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def _modules(preload: Sequence[str]) -> tuple[str, ...]:
@@ -210,18 +281,35 @@ def _count(value: object, name: str, variable: str) -> int | None:
     return int(number)
 
 
+def _most(value: float | None) -> int | None:
+    """The units of devices that the session may have at once, from the argument, or else from
+    the environment."""
+    if value is not None:
+        return parse_amount(value, "max_gpus")
+    text = os.environ.get("GPUNB_MAX_GPUS")
+    if not text:
+        return None
+    try:
+        return parse_amount(float(text), "GPUNB_MAX_GPUS")
+    except ValueError:
+        raise ValueError(f"GPUNB_MAX_GPUS={text!r} must be a number of devices >= 0") from None
+
+
 def _devices(
     gpus: int | None, simulate: str | None, resources: dict[str, int]
 ) -> tuple[tuple[Device, ...], Sequence[str], Sequence[str]]:
     """The devices to use, notes for the user, and the vendors with hardware here."""
     if simulate is not None:
-        return *accelerators.take(accelerators.parse_simulate(simulate), gpus, None), ()
+        made = accelerators.parse_simulate(simulate)
+        devices, notes = accelerators.take(made, gpus, None)
+        return accelerators.declared(devices, resources), notes, ()
     found = accelerators.detect()
     devices, notes = accelerators.take(found.devices, gpus, found.value, variable=found.variable)
     if all(each.logical for each in devices):
         notes = (*notes, *found.notes) if gpus is None else notes
     else:
         notes = (*found.notes, *notes)
+    devices = accelerators.declared(devices, resources)
     return _declared_types(devices, resources), notes, found.vendors
 
 

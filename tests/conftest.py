@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,17 @@ import cloudpickle
 import pytest
 
 from tests import sessions
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _runtime_folder() -> Iterator[None]:
+    """Sessions of tests do not meet those of the user, nor those of tests beside these."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gpunb-") as folder,
+        pytest.MonkeyPatch.context() as own,
+    ):
+        own.setenv("GPUNB_RUNTIME_DIR", folder)
+        yield
 
 
 @pytest.fixture(scope="module")

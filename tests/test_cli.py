@@ -1,25 +1,48 @@
 """The command line."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import gpunb
 from gpunb import accelerators, cli
-from gpunb.accelerators import Detection
+from gpunb.accelerators import Detection, Process, Usage
+from gpunb.cli import doctor, status
+from gpunb.cli.checks import Place, frameworks, hardware, jupyter, sessions, system
 from gpunb.core.resources import Device
+from gpunb.runtime import folder
+from gpunb.runtime.ledger import Ledger
+from tests.waiting import PATIENCE, Gate, eventually
 
-CARD = Device("GPU-1", 0, "NVIDIA A100-SXM4-40GB", "A100", 40 * 2**30, "nvidia")
+GiB = 2**30
+CARD = Device("GPU-1", 0, "NVIDIA A100-SXM4-40GB", "A100", 40 * GiB, "nvidia")
 
 
 @pytest.fixture
 def machine(monkeypatch):
     """Pretend that this machine has these devices."""
 
-    def pretend(*devices, notes=()):
+    def pretend(*devices, notes=(), usage=None):
         found = Detection(devices=devices, notes=notes)
+        figures = {each.key: Usage() for each in devices} | (usage or {})
         monkeypatch.setattr(accelerators, "detect", lambda: found)
+        monkeypatch.setattr(accelerators, "measure", lambda devices: figures)
 
     return pretend
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    """Nothing of other sessions of this user is seen."""
+    monkeypatch.setenv(folder.VARIABLE, str(tmp_path / "run"))
+    monkeypatch.delenv("GPUNB_LEDGER_DIR", raising=False)
+
+
+# -------------------------------------------------------------------------------------- devices
 
 
 def test_devices_are_listed(machine, capsys):
@@ -43,8 +66,143 @@ def test_no_device_is_said(machine, capsys):
     assert capsys.readouterr().out == "no GPUs\nnote: no driver\n"
 
 
-def test_doctor_is_content_with_a_gpu(machine, capsys):
+def test_an_unknown_command_is_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["dance"])
+    assert stopped.value.code == 2
+    assert "dance" in capsys.readouterr().err
+
+
+def test_it_is_a_program():
+    command = [sys.executable, "-m", "gpunb.cli", "devices", "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "devices" in json.loads(done.stdout)
+
+
+# --------------------------------------------------------------------------------------- status
+
+
+def test_status_without_anything(machine, capsys):
+    machine()
+    assert cli.main(["status"]) == 0
+    assert capsys.readouterr().out == "no GPUs\nno kernel has a session of gpunb\n"
+
+
+def test_status_shows_leases_and_who_else_is_there(machine, capsys):
+    processes = (Process(os.getpid(), 3 * GiB), Process(1, 8 * GiB))
+    machine(CARD, usage={"GPU-1": Usage(11 * GiB, 40 * GiB, 87, 60, processes)})
+    path = folder.runtime_folder() / folder.LEASES
+    about = {"user": "ann", "notebook": "/data/train.ipynb"}
+    kernel = Ledger(path, ["GPU-1"], about)
+    try:
+        assert kernel.take({"GPU-1": 5000}, lasting=False, job="train")
+        assert cli.main(["status"]) == 0
+        first, lease, outsider, _, session = capsys.readouterr().out.splitlines()
+        assert cli.main(["status", "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+    finally:
+        kernel.close()
+    assert first == ("GPU 0: NVIDIA A100-SXM4-40GB, 11 GiB of 40 GiB used, 87 % busy, 0.5 free")
+    assert lease.split("  ")[:6] == [
+        "",
+        "0.5",
+        f"pid {os.getpid()}",
+        "ann",
+        "/data/train.ipynb",
+        "train",
+    ]
+    assert "3 GiB  since" in lease
+    assert outsider.startswith("  -  pid 1  root  ")
+    assert "(not of gpunb)  8 GiB" in outsider
+    assert session.startswith(f"kernel pid {os.getpid()}  ann  /data/train.ipynb")
+    (device,) = facts["devices"]
+    assert device["leases"][0]["share"] == 0.5
+    assert [each["pid"] for each in device["outsiders"]] == [1]
+    assert facts["kernels"][0]["yours"]
+
+
+def test_status_asks_sessions_what_they_do(machine, capsys, start, tmp_path):
+    machine()
+    gate = Gate(tmp_path)
+    start(simulate="1xA100:40GiB")
+    hold = gpunb.remote(num_gpus=0.6, name="hold")(Gate.enter)
+    refs = [hold.remote(gate, 1)]
+    gate.await_(1)
+    refs.append(hold.remote(gate, 2))
+    eventually(lambda: gpunb.status()["waiting"], "it waits")
+    assert cli.main(["status"]) == 0
+    out = capsys.readouterr().out
+    gate.open()
+    gpunb.get(refs, timeout=PATIENCE)
+    assert f"kernel pid {os.getpid()}" in out
+    assert "1 running, 1 waiting, devices of its own, in the books only" in out
+    assert "hold: running on 0.6 of GPU 0" in out
+    assert "hold: needs 0.6 of one GPU; the largest free share is 0.4 on GPU 0" in out
+
+
+def test_status_goes_on_where_the_folder_is_of_no_use(machine, capsys):
+    machine()
+    folder.runtime_folder().chmod(0o755)
+    assert cli.main(["status"]) == 0
+    assert "may be entered by others" in capsys.readouterr().out
+
+
+def test_a_long_time_is_told_with_its_day():
+    each = {"since": 86_400.0}
+    assert status._since(each).startswith("since 1970-01-0")
+    assert status._since({"since": None}) == ""
+
+
+# -------------------------------------------------------------------------------------- release
+
+
+def test_an_idle_worker_is_let_go(capsys, start):
+    start(simulate="1xA100:40GiB")
+    warm = gpunb.remote(num_gpus=1, max_calls=0)(os.getpid)
+    pid = gpunb.get(warm.remote())
+    assert cli.main(["release", str(os.getpid())]) == 0
+    assert capsys.readouterr().out == f"process {os.getpid()} lets go of 1 idle worker\n"
+    assert gpunb.get(warm.remote(), timeout=PATIENCE) != pid
+    gpunb.shutdown()
+
+
+def test_nothing_to_let_go_is_said(capsys, start):
+    start(simulate="1xA100:40GiB")
+    gpunb.status()  # by then it can be reached
+    assert cli.main(["release", str(os.getpid()), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["released"] == []
+    assert cli.main(["release", str(os.getpid())]) == 0
+    assert "holds nothing that is idle" in capsys.readouterr().out
+
+
+def test_a_session_ends_if_that_is_asked_for(capsys, start):
+    start(simulate="1xA100:40GiB")
+    gpunb.status()  # by then it can be reached
+    assert cli.main(["release", "--all", str(os.getpid())]) == 0
+    assert "ends, and lets go of all" in capsys.readouterr().out
+    eventually(lambda: not gpunb.is_initialized(), "it has ended")
+
+
+def test_a_process_without_a_session_is_named_with_those_that_have_one(capsys, start):
+    assert cli.main(["release", "1"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("gpunb release: process 1 has no session of gpunb. None of your")
+    start(simulate="1xA100:40GiB")
+    gpunb.status()  # by then it can be reached
+    assert cli.main(["release", "1"]) == 1
+    assert f"Your kernels with a session: {os.getpid()}" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------- doctor
+
+
+def quick(monkeypatch, *checks):
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+
+
+def test_doctor_is_content_with_a_gpu(machine, capsys, monkeypatch):
     machine(CARD)
+    quick(monkeypatch, system.python, system.processes, hardware.gpus, sessions.leases)
     assert cli.main(["doctor"]) == 0
     assert "problem" not in capsys.readouterr().out
 
@@ -54,6 +212,7 @@ def test_doctor_says_what_is_missing_and_what_to_do(machine, capsys):
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "problem  GPUs: 0 found; no NVIDIA driver library found" in out
+    assert "-> " in out
     assert "init(num_gpus=2)" in out
 
 
@@ -62,7 +221,9 @@ def test_doctor_for_programs(machine, capsys):
     assert cli.main(["doctor", "--json"]) == 1
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert not checks["GPUs"]["ok"]
+    assert checks["GPUs"]["cure"]
     assert checks["python"]["ok"]
+    assert {"leases", "sessions", "Jupyter", "frameworks", "preload"} <= checks.keys()
 
 
 def test_doctor_names_a_python_without_the_calls_it_needs(machine, capsys, monkeypatch):
@@ -72,8 +233,264 @@ def test_doctor_names_a_python_without_the_calls_it_needs(machine, capsys, monke
     assert "os.memfd_create" in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_refused(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["dance"])
-    assert stopped.value.code == 2
-    assert "dance" in capsys.readouterr().err
+def test_a_check_that_fails_itself_holds_up_no_other():
+    def broken(place):
+        raise RuntimeError("strange machine")
+
+    first, second = doctor.examine(Place(), [broken, system.python])
+    assert (first.level, first.name) == ("note", "broken")
+    assert "strange machine" in first.says
+    assert second.name == "python"
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Makes a machine of files, variables and devices."""
+
+    def make(*devices, files=None, **environ):
+        root = tmp_path / "root"
+        for name, text in (files or {}).items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        root.mkdir(exist_ok=True)
+        return Place(root, environ, Detection(devices=devices))
+
+    return make
+
+
+def only(check, place):
+    (finding,) = check(place)
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "says", "cure"),
+    [
+        ({".dockerenv": ""}, {}, "Docker container", "--gpus all"),
+        ({"run/.containerenv": ""}, {}, "Podman", "--device nvidia.com/gpu=all"),
+        ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Kubernetes", "nvidia.com/gpu: 1"),
+        ({"proc/1/cgroup": "0::/kubepods/pod1"}, {}, "Kubernetes", "nvidia.com/gpu: 1"),
+        ({}, {"APPTAINER_CONTAINER": "x.sif"}, "Apptainer", "--nv"),
+        ({"proc/1/cgroup": "1:cpu:/docker/abc"}, {}, "container", "--gpus all"),
+    ],
+)
+def test_a_container_without_gpus(place, files, environ, says, cure):
+    finding = only(system.container, place(files=files, **environ))
+    assert finding.level == "note"
+    assert says in finding.says
+    assert cure in finding.cure
+    assert only(system.container, place(CARD, files=files, **environ)).level == "ok"
+
+
+def test_a_machine_that_is_no_container_is_not_called_one(place):
+    assert list(system.container(place())) == []
+    assert list(system.wsl(place(files={"proc/version": "Linux version 6"}))) == []
+
+
+def test_windows_subsystem(place):
+    files = {"proc/version": "Linux version 5.15.1-microsoft-standard-WSL2"}
+    assert only(system.wsl, place(files=files)).level == "problem"
+    files["dev/dxg"] = ""
+    assert "install NVIDIA's driver on Windows" in only(system.wsl, place(files=files)).cure
+    files["usr/lib/wsl/lib/libnvidia-ml.so.1"] = ""
+    assert only(system.wsl, place(files=files)).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("files", "says", "level"),
+    [
+        ({}, "none by a cgroup", "ok"),
+        ({"sys/fs/cgroup/cpu.max": "150000 100000"}, "1.5 of the", "ok"),
+        ({"sys/fs/cgroup/cpu.max": "50000 100000"}, "0.5 of the", "note"),
+        ({"sys/fs/cgroup/memory.max": str(8 * GiB)}, "8 GiB", "ok"),
+        ({"sys/fs/cgroup/memory.max": str(GiB)}, "1 GiB", "note"),
+        ({"sys/fs/cgroup/memory.max": "max"}, "none by a cgroup", "ok"),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": str(4 * GiB)}, "4 GiB", "ok"),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096)}, "none", "ok"),
+        (
+            {
+                "proc/self/cgroup": "0::/user/job\n",
+                "sys/fs/cgroup/user/memory.max": str(3 * GiB),
+                "sys/fs/cgroup/user/job/memory.max": "max",
+            },
+            "3 GiB",
+            "ok",
+        ),
+        (
+            {
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            "none",
+            "ok",
+        ),
+    ],
+)
+def test_limits_of_a_control_group(place, files, says, level):
+    finding = only(system.limits, place(files=files))
+    assert says in finding.says
+    assert finding.level == level
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [("fork", "ok"), ("spawn", "note"), ("thread", "problem")]
+)
+def test_start_methods(place, value, level):
+    assert only(system.start_method, place(GPUNB_START_METHOD=value)).level == level
+
+
+def test_variables_that_hide_devices(place):
+    assert only(hardware.visibility, place()).says == "no variable hides any"
+    assert only(hardware.visibility, place(CUDA_VISIBLE_DEVICES="1,3")).level == "ok"
+    hidden = only(hardware.visibility, place(CUDA_VISIBLE_DEVICES=""))
+    assert (hidden.level, hidden.cure) == ("problem", "unset CUDA_VISIBLE_DEVICES")
+    found = list(hardware.visibility(place(CUDA_DEVICE_ORDER="FASTEST_FIRST")))
+    assert found[-1].cure == "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+
+
+def test_device_files_that_may_not_be_opened(place, monkeypatch):
+    assert list(hardware.permissions(place())) == []
+    there = place(files={"dev/kfd": "", "dev/dri/renderD128": "", "dev/nvidia0": ""})
+    assert only(hardware.permissions, there).level == "ok"
+    monkeypatch.setattr(os, "access", lambda path, mode: "renderD128" not in str(path))
+    monkeypatch.setattr(hardware, "_group", lambda path: "render")
+    finding = only(hardware.permissions, there)
+    assert finding.says == "you may not open /dev/dri/renderD128"
+    assert finding.cure == "sudo usermod -aG render $USER, and log in again"
+
+
+def test_a_driver_whose_library_does_not_fit(place, monkeypatch):
+    files = {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Kernel Module  550.54.15  x"}
+    monkeypatch.setattr(hardware, "_nvml", lambda: (None, "Driver/library version mismatch"))
+    finding = only(hardware.driver, place(files=files))
+    assert finding.level == "problem"
+    assert "550.54.15" in finding.says
+    assert "restart" in finding.cure
+    monkeypatch.setattr(hardware, "_nvml", lambda: ("550.54.15", ""))
+    assert only(hardware.driver, place(files=files)).says == "550.54.15, NVML answers"
+
+
+def test_a_card_without_a_driver(place, monkeypatch):
+    monkeypatch.setattr(hardware, "_nvml", lambda: (None, "no library"))
+    assert list(hardware.driver(place())) == []
+    card = {"sys/bus/pci/devices/0/vendor": "0x10de", "sys/bus/pci/devices/0/class": "0x030200"}
+    assert "modprobe" in only(hardware.driver, place(files=card)).cure
+
+
+def test_a_device_that_is_full(place, machine):
+    machine(CARD, usage={"GPU-1": Usage(39 * GiB, 40 * GiB)})
+    assert "97 % of its memory" in only(hardware.outsiders, place(CARD)).says
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder for packages that are imported by nobody."""
+    path = tmp_path / "site"
+    path.mkdir()
+    monkeypatch.syspath_prepend(str(path))
+    return path
+
+
+def package(site, name, files):
+    (site / name).mkdir()
+    for file, text in {"__init__.py": "raise ImportError('not to be imported')", **files}.items():
+        (site / name / file).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "works"),
+    [
+        ("__version__ = '2.5.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None", False),
+        ("cuda: Optional[str] = '12.4'\nhip: Optional[str] = None", True),
+        ("cuda = None\nhip: Optional[str] = '6.2'", True),
+        ("__version__ = '9'", True),
+    ],
+)
+def test_a_torch_for_cpus_only_is_found_without_importing_it(place, site, text, works):
+    package(site, "torch", {"version.py": text})
+    found = list(frameworks.frameworks(place(CARD)))
+    assert ("torch" in [each.name for each in found]) != works
+    if not works:
+        assert found[-1].level == "problem"
+        assert list(frameworks.frameworks(place()))[-1].level == "note"
+    assert "preload=['torch']" in only(frameworks.preload, place()).says
+
+
+def test_a_jax_without_its_plug_in(place, site):
+    package(site, "jax", {})
+    assert "no plug-in" in list(frameworks.frameworks(place(CARD)))[-1].says
+    (site / "jax_cuda12_plugin-1.0.dist-info").mkdir()
+    (site / "jax_cuda12_plugin-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: jax-cuda12-plugin\nVersion: 1.0\n"
+    )
+    assert [each.name for each in frameworks.frameworks(place(CARD))] == ["frameworks"]
+
+
+def test_what_sessions_left_behind(place):
+    sockets = folder.runtime_folder() / folder.KERNELS
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(sockets / "424242.sock"))
+    said = [each.says for each in sessions.runtime(place())]
+    assert said[0].startswith("none of yours run now")
+    assert "424242" in said[1]
+    assert not (sockets / "424242.sock").exists()
+
+
+def test_processes_whose_kernel_is_gone(place):
+    stat = "(name) S {} 0"
+    files = {
+        "proc/1/comm": "systemd",
+        "proc/7/comm": "gpunb-zygote",
+        "proc/7/stat": f"7 {stat.format(1)}",
+        "proc/8/comm": "gpunb-worker",
+        "proc/8/stat": f"8 {stat.format(7)}",
+        "proc/9/comm": "python",
+        "proc/9/stat": f"9 {stat.format(1)}",
+    }
+    assert only(sessions.orphans, place(files=files)).cure == "kill -9 7"
+    files["proc/1/comm"] = "python3"
+    assert only(sessions.orphans, place(files=files)).level == "ok"
+
+
+def test_leases_of_killed_sessions_are_told(place, monkeypatch, tmp_path):
+    assert only(sessions.leases, place()).says.startswith("0 held by 0 kernels")
+    text = (
+        "import os, sys; from pathlib import Path; from gpunb.runtime.ledger import Ledger\n"
+        "Ledger(Path(sys.argv[1]), ['GPU-0'], {}).take({'GPU-0': 1}, lasting=False, job='')\n"
+        "os._exit(1)"
+    )
+    path = folder.runtime_folder() / folder.LEASES
+    subprocess.run([sys.executable, "-c", text, str(path)], check=False)
+    assert "1 of sessions that were killed" in list(sessions.leases(place()))[1].says
+
+
+def test_jupyters_side(place, monkeypatch, tmp_path):
+    config, data = tmp_path / "config", tmp_path / "data"
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(config))
+    monkeypatch.setenv("JUPYTER_PATH", str(data))
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "ipykernel" in only(jupyter.packages, place()).says
+    where = config / "jupyter_server_config.d"
+    where.mkdir(parents=True)
+    said = {"ServerApp": {"jpserver_extensions": {"gpunb.server": False}}}
+    (where / "gpunb.json").write_text(json.dumps(said))
+    assert next(jupyter.extensions(place())).says == "disabled"
+    said["ServerApp"]["jpserver_extensions"]["gpunb.server"] = True
+    (where / "gpunb.json").write_text(json.dumps(said))
+    lab = data / "labextensions" / "gpunb"
+    lab.mkdir(parents=True)
+    (lab / "package.json").write_text('{"version": "1.2.3"}')
+    server, extension = jupyter.extensions(place())
+    assert server.level == extension.level == "ok"
+    assert "1.2.3" in extension.says
+
+
+def test_the_extension_that_is_looked_for_is_the_one_there_is():
+    root = Path(__file__).parent.parent / "labextension"
+    assert json.loads((root / "package.json").read_text())["name"] == jupyter.LAB_EXTENSION
+    config = json.loads((root / "jupyter-config" / "gpunb.json").read_text())
+    assert jupyter.EXTENSION in config["ServerApp"]["jpserver_extensions"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpunb import pages
-from gpunb.objects import PAGE, Segment
+from gpunb.objects import PAGE, Segment, address
 
 
 def watch(raw: memoryview) -> pages.Watch:
@@ -103,3 +106,112 @@ def test_a_child_has_to_watch_for_itself() -> None:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert seen.untouched(flat(memory))
+
+
+@pytest.mark.parametrize("first", ["whole", "part"])
+def test_watches_may_overlap(array: np.ndarray, first: str) -> None:
+    """Each has its own notion of since when, though the memory has one mark for all."""
+    views = {"whole": flat(array), "part": flat(array[1:200_000])}
+    second = {"whole": "part", "part": "whole"}[first]
+    seen = {name: watch(raw) for name, raw in views.items()}
+    for at in (100_000, 150_000):
+        array[at] += 1
+        seen[first].arm(views[first])
+        assert seen[first].untouched(views[first])
+        assert not seen[second].untouched(views[second])
+        seen[second].arm(views[second])
+        assert seen[second].untouched(views[second])
+        assert seen[first].untouched(views[first])
+    array[250_000] += 1
+    third = watch(flat(array[100_000:]))
+    assert seen["part"].untouched(views["part"])
+    assert not seen["whole"].untouched(views["whole"])
+    assert third.untouched(flat(array[100_000:]))
+
+
+def test_writes_anywhere_and_watches_anywhere() -> None:
+    """Against a copy of the memory for each watch, as it was when that was armed."""
+    dice = random.Random(20261121)
+    memory = np.zeros(64 * PAGE, dtype="u1")
+    watch(flat(memory))
+    for _ in range(60):
+        kept: list[tuple[slice, pages.Watch, bytes]] = []
+        for _ in range(40):
+            start = dice.randrange(memory.nbytes)
+            where = slice(start, dice.randint(start, memory.nbytes))
+            raw = flat(memory)[where]
+            match dice.choice(["new", "again", "write", "write"]):
+                case "new":
+                    kept.append((where, watch(raw), bytes(raw)))
+                case "again" if kept:
+                    which = dice.randrange(len(kept))
+                    where, seen, _ = kept[which]
+                    seen.arm(flat(memory)[where])
+                    kept[which] = where, seen, memory[where].tobytes()
+                case "write":
+                    memory[start] = dice.randrange(256)
+            for where, seen, before in kept:
+                raw = flat(memory)[where]
+                assert bytes(raw) == before or not seen.untouched(raw)
+
+
+def test_a_watch_is_no_reason_to_take_memory_for_written(array: np.ndarray) -> None:
+    raw = flat(array)
+    seen = [watch(raw), watch(raw[1:]), watch(raw)]
+    assert [each.untouched(part) for each, part in zip(seen, (raw, raw[1:], raw), strict=True)] == [
+        True,
+        True,
+        True,
+    ]
+
+
+def test_memory_that_is_given_back_to_the_system_counts_as_written() -> None:
+    memory = mmap.mmap(-1, 64 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[:] = b"x" * len(memory)
+    seen = watch(memoryview(memory))
+    assert seen.untouched(memoryview(memory))
+    memory.madvise(mmap.MADV_DONTNEED, 5 * PAGE, PAGE)
+    assert not seen.untouched(memoryview(memory))
+
+
+def test_untouched_zeros_at_the_same_place_are_not_taken_for_it() -> None:
+    def made() -> mmap.mmap:
+        return mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    memory = made()
+    memory[:] = b"x" * len(memory)
+    inner = slice(PAGE, -PAGE)
+    seen = watch(memoryview(memory)[inner])
+    place = address(memoryview(memory))
+    memory.close()
+    other = made()
+    if address(memoryview(other)) != place:
+        pytest.skip("the memory was not used again")
+    assert not seen.untouched(memoryview(other)[inner])
+    new = watch(memoryview(other)[inner])
+    assert not seen.untouched(memoryview(other)[inner])
+    assert new.untouched(memoryview(other)[inner])
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "file"])
+def test_memory_that_others_may_write_to_is_refused(kind: str, tmp_path: Path) -> None:
+    watch(flat(np.zeros(8 * PAGE, dtype="u1")))
+    number = -1
+    if kind == "file":
+        (tmp_path / "file").write_bytes(bytes(8 * PAGE))
+        number = os.open(tmp_path / "file", os.O_RDWR)
+    memory = mmap.mmap(number, 8 * PAGE, flags=mmap.MAP_SHARED)
+    with pytest.raises(OSError, match="other processes"):
+        pages.Watch(memoryview(memory))
+    if number >= 0:
+        os.close(number)
+
+
+def test_memory_that_is_only_read_can_be_watched() -> None:
+    memory = np.arange(300_000, dtype="f8")
+    view = memory[:]
+    view.flags.writeable = False
+    seen = watch(flat(view))
+    assert seen.untouched(flat(view))
+    memory[150_000] = 0
+    assert not seen.untouched(flat(view))

@@ -7,28 +7,33 @@ accelerator types are constants here, with Ray's names: ``gpunb.accelerators.NVI
 
 from __future__ import annotations
 
+from gpunb.accelerators import probing
 from gpunb.accelerators import types as _types
-from gpunb.accelerators.base import Accelerator, DetectionError, Process, Usage
-from gpunb.accelerators.detection import Detection, detect, measure
+from gpunb.accelerators.base import Accelerator, DetectionError, Lost, Process, Usage
+from gpunb.accelerators.detection import Detection, ailing, detect, measure
 from gpunb.accelerators.pinning import pin_environment
 from gpunb.accelerators.registry import find, register, registered
 from gpunb.accelerators.simulated import Simulated, parse_simulate
 from gpunb.accelerators.types import nvidia_type
-from gpunb.accelerators.visibility import take, visible
+from gpunb.accelerators.visibility import declared, take, visible
 
 __all__ = [
     "Accelerator",
     "Detection",
     "DetectionError",
+    "Lost",
     "Process",
     "Simulated",
     "Usage",
+    "ailing",
+    "declared",
     "detect",
     "find",
     "measure",
     "nvidia_type",
     "parse_simulate",
     "pin_environment",
+    "probing",
     "register",
     "registered",
     "take",

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
-from gpunb.core.resources import Device
+from gpunb.core.resources import GPU, Device
 
 
 class DetectionError(RuntimeError):
@@ -53,22 +53,34 @@ class Usage:
     processes: tuple[Process, ...] | None = None
 
 
+class Lost(str):
+    """What is wrong with a device that nothing can run on any more, as a text."""
+
+    __slots__ = ()
+
+
 class Accelerator(ABC):
     """The devices of one vendor. A new object is made for each use, without arguments.
 
     Attributes:
         name: the plug-in's name, which its devices carry as `Device.vendor`.
         resource: the resource that its devices count as.
+        whole: its devices are given out as wholes only, never in parts.
+        counts: how many of its devices one process may have; empty for any number.
         variable: the environment variable that limits which devices a process sees; None if the
             vendor has none.
+        nothing: the value of `variable` that hides every device.
         constants: further environment variables of a process that is pinned.
         notes: what the last `devices()` has to tell the user: why it found nothing, or which
             device it left out.
     """
 
     name: ClassVar[str]
-    resource: ClassVar[str] = "GPU"
+    resource: ClassVar[str] = GPU
+    whole: ClassVar[bool] = False
+    counts: ClassVar[tuple[int, ...]] = ()
     variable: ClassVar[str | None] = None
+    nothing: ClassVar[str] = ""
     constants: ClassVar[Mapping[str, str]] = MappingProxyType({})
     notes: Sequence[str] = ()
 
@@ -86,16 +98,26 @@ class Accelerator(ABC):
     def environment(self, ids: Sequence[int | str]) -> dict[str, str]:
         """What a process that may see just these devices has in its environment.
 
-        An empty list hides every device of this vendor. A vendor whose variable does that in
-        another way than by being empty overrides this method.
+        The ids are those of the devices, or their `Device.pin` where they have one. An empty list
+        hides every device of this vendor.
         """
         if self.variable is None:
             return {}
-        return {self.variable: ",".join(map(str, ids)), **self.constants}
+        return {self.variable: ",".join(map(str, ids)) or self.nothing, **self.constants}
+
+    def ids_in(self, value: str) -> str:
+        """The value of `variable` as ids with commas between them, where the vendor writes them
+        in another way."""
+        return value
 
     def usage(self, devices: Sequence[Device]) -> dict[str, Usage]:
         """The use of these devices now, by device key. Never raises: what fails is unknown."""
         return {device.key: Usage() for device in devices}
+
+    def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
+        """What is wrong with these devices, by device key; None for those that are fine, or that
+        do not tell. A device that cannot be used any more has a `Lost`. Never raises."""
+        return {device.key: None for device in devices}
 
     def polling(self) -> AbstractContextManager[object]:
         """Keep the vendor's library open, so that calling `usage` again and again stays cheap."""

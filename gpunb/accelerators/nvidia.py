@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, ClassVar
 
+from gpunb.accelerators import nvml_health, probing
 from gpunb.accelerators.base import Accelerator, DetectionError, Process, Usage
 from gpunb.accelerators.types import nvidia_type
 from gpunb.core.resources import Device
@@ -29,13 +30,18 @@ _NO_LIBRARY = (
     "driver is not installed, or this is a container that was started without access to GPUs "
     "(docker run --gpus all)"
 )
+_NO_DRIVER = (
+    "an NVIDIA GPU is on the bus at {}, but its driver's library (libnvidia-ml.so.1) is not here: "
+    "install the driver, or start the container with access to GPUs (docker run --gpus all)"
+)
 _NO_DEVICES = (
     "the NVIDIA driver works but shows no GPU: a container or batch job may have been started "
     "without access to one"
 )
 _MIG = (
-    "NVIDIA device {} is split by MIG and is handed out as one whole device: to use its slices, "
-    "name them in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists their MIG-... ids)"
+    "NVIDIA device {} is in MIG mode and has no slices, so that nothing can run on it: make some "
+    "with 'sudo nvidia-smi mig -cgi ... -C' (nvidia-smi mig -lgip lists the kinds), or end the "
+    "mode with 'sudo nvidia-smi -i {} -mig 0'"
 )
 _ADVICE = {
     "NVMLError_DriverNotLoaded": "the kernel module is not running: load it with "
@@ -57,7 +63,7 @@ _ADVICE = {
 
 
 class Nvidia(Accelerator):
-    """NVIDIA GPUs. Only whole devices are listed; MIG slices have to be named by the user."""
+    """NVIDIA GPUs. A card that is split by MIG is listed as its slices, each a device."""
 
     name: ClassVar[str] = "nvidia"
     variable: ClassVar[str | None] = "CUDA_VISIBLE_DEVICES"
@@ -72,11 +78,12 @@ class Nvidia(Accelerator):
         try:
             with nvml.opened():
                 cards, notes = nvml.cards()
-                devices = [_device(nvml, id, card) for id, card in enumerate(cards)]
-                # MIG slices would be listed here, in place of the card that they are parts of.
-                notes += [_MIG.format(id) for id, card in enumerate(cards) if nvml.split(card)]
+                devices, more = _devices(nvml, cards, clear=not notes)
+                notes += more
         except nvml.errors as error:
             if type(error).__name__ == "NVMLError_LibraryNotFound":
+                if on_bus := probing.pci("0x10de", kinds=("0x0300", "0x0302", "0x0380")):
+                    raise DetectionError(_NO_DRIVER.format(on_bus[0].address)) from error
                 self.notes = (_NO_LIBRARY,)
                 return []
             raise DetectionError(f"the NVIDIA driver does not answer: {_told(error)}") from error
@@ -91,9 +98,24 @@ class Nvidia(Accelerator):
         with suppress(ImportError):
             nvml = _Nvml()
             with suppress(*nvml.errors), nvml.opened():
-                cards, _ = nvml.cards()
+                cards = nvml.units()
                 usage.update({card.key: nvml.usage(card) for card in cards if card.key in usage})
         return usage
+
+    def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
+        """As for any vendor; a slice is as healthy as its card."""
+        told = super().health(devices)
+        with suppress(ImportError):
+            nvml = _Nvml()
+            with suppress(*nvml.errors), nvml.opened():
+                cards, left_out = nvml.cards()
+                problems = {card.key: nvml.problem(card) for card in cards}
+                gone = nvml_health.LOST if left_out else nvml_health.GONE
+                there = {card.key for card in nvml.units()}
+                for device in devices:
+                    problem = problems.get(device.part_of or device.key, gone)
+                    told[device.key] = problem if device.key in there else problem or gone
+        return told
 
     def polling(self) -> AbstractContextManager[object]:
         # NVML counts how often it is opened. While this holds it open, `usage` neither waits for
@@ -182,6 +204,30 @@ class _Nvml:
         modes = self.read("nvmlDeviceGetMigMode", card.handle)
         return isinstance(modes, Sequence) and modes[0] == 1
 
+    def slices(self, card: _Card) -> list[_Card]:
+        """The MIG slices of the card, in NVML's order."""
+        found = []
+        for place in range(self.read("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0):
+            handle = self.read("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, place)
+            key = _text(self.read("nvmlDeviceGetUUID", handle)) if handle is not None else None
+            if key:
+                found.append(_Card(handle, key))
+        return found
+
+    def units(self) -> list[_Card]:
+        """The cards, each followed by its slices."""
+        return [
+            each
+            for card in self.cards()[0]
+            for each in (card, *(self.slices(card) if self.split(card) else ()))
+        ]
+
+    def problem(self, card: _Card) -> str | None:
+        def ask(function: str, *arguments: Any) -> Any:
+            return getattr(self._module, function)(*arguments)
+
+        return nvml_health.problem(ask, card.handle, self.unreadable)
+
     def memory(self, card: _Card) -> Any:
         """Total and used bytes. The second version does not count the driver's part as used."""
         second = getattr(self._module, "nvmlMemory_v2", None)
@@ -228,8 +274,32 @@ class _Nvml:
         return self.read(f"{name}_v2", card.handle) if running is None else running
 
 
+def _devices(nvml: _Nvml, cards: Sequence[_Card], *, clear: bool) -> tuple[list[Device], list[str]]:
+    """The cards as devices, slices in the place of those that are split, and notes.
+
+    `clear` if NVML counts the cards as CUDA does: not if it left some out. CUDA counts anew where
+    some are split, too. Then the variable holds UUIDs.
+    """
+    split = [nvml.split(card) for card in cards]
+    clear = clear and not any(split)
+    devices: list[Device] = []
+    notes: list[str] = []
+    for id, (card, parts) in enumerate(zip(cards, split, strict=True)):
+        whole = _device(nvml, id, card)
+        if not parts:
+            named = clear or not card.key.startswith("GPU-")
+            devices.append(whole if named else replace(whole, pin=card.key))
+            continue
+        slices = nvml.slices(card)
+        devices += [_slice(nvml, whole, each) for each in slices]
+        if not slices:
+            notes.append(_MIG.format(id, id))
+    return devices, notes
+
+
 def _device(nvml: _Nvml, id: int, card: _Card) -> Device:
     name = _text(nvml.read("nvmlDeviceGetName", card.handle))
+    capability = nvml.read("nvmlDeviceGetCudaComputeCapability", card.handle)
     return Device(
         key=card.key,
         id=id,
@@ -238,6 +308,24 @@ def _device(nvml: _Nvml, id: int, card: _Card) -> Device:
         # A device that shares the machine's memory has none of its own to report.
         memory=_whole(getattr(nvml.memory(card), "total", None)) or None,
         vendor=Nvidia.name,
+        capability=".".join(map(str, capability)) if isinstance(capability, Sequence) else None,
+    )
+
+
+def _slice(nvml: _Nvml, card: Device, part: _Card) -> Device:
+    """A MIG slice: of type "A100-MIG-1g.5gb" on a card of type "A100"."""
+    name = _text(nvml.read("nvmlDeviceGetName", part.handle)) or f"{card.name} MIG"
+    profile = name.partition(" MIG ")[2].strip().replace(" ", "-")
+    kind = "-".join(filter(None, (card.type, "MIG", profile)))
+    return replace(
+        card,
+        key=part.key,
+        id=part.key,
+        name=name,
+        type=kind,
+        memory=_whole(getattr(nvml.memory(part), "total", None)) or None,
+        part_of=card.key,
+        counts=(1,),  # CUDA uses one slice in a process, whatever it is shown
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +20,21 @@ Plugin = TypeVar("Plugin", bound=type[Accelerator])
 
 # Known without an entry point, so that they work from a source tree too.
 _known: dict[str, type[Accelerator]] = {Nvidia.name: Nvidia}
+# Loaded when they are asked for, because a session may never need them.
+_built_in: dict[str, str] = {
+    "amd": "Amd",
+    "intel": "Intel",
+    "apple": "Apple",
+    "metax": "Metax",
+    "ascend": "Ascend",
+    "gaudi": "Gaudi",
+    "neuron": "Neuron",
+    "tpu": "Tpu",
+    "rebellions": "Rebellions",
+    "tenstorrent": "Tenstorrent",
+    "furiosa": "Furiosa",
+    "mobilint": "Mobilint",
+}
 # Pinned like the others, but nothing to look for.
 _in_the_books: dict[str, type[Accelerator]] = {Logical.name: Logical, Simulated.name: Simulated}
 _revision = 0
@@ -39,7 +55,7 @@ def register(accelerator: Plugin) -> Plugin:
     name = getattr(accelerator, "name", None)
     if not name or not isinstance(name, str):
         raise ValueError(f"the plug-in {accelerator.__qualname__} has no name")
-    other = (_known | _in_the_books).get(name, accelerator)
+    other = _known.get(name) or _in_the_books.get(name) or _load(name) or accelerator
     # A class of the same origin is the old one, defined again in a notebook or reloaded.
     if _origin(other) != _origin(accelerator):
         raise ValueError(
@@ -54,7 +70,9 @@ def register(accelerator: Plugin) -> Plugin:
 
 def registered() -> tuple[type[Accelerator], ...]:
     """The plug-ins known by now, built-in ones first. Those of packages join at detection."""
-    return tuple(_known.values())
+    first = {name: _known[name] for name in _known if name == Nvidia.name}
+    built_in = {name: _load(name) or _known[name] for name in _built_in}
+    return tuple((first | built_in | _known).values())
 
 
 def revision() -> int:
@@ -68,13 +86,23 @@ def find(name: str) -> type[Accelerator]:
     Raises:
         LookupError: there is none, not even among the installed packages.
     """
-    if name not in _known and name not in _in_the_books:
+    if name not in _known and name not in _in_the_books and _load(name) is None:
         load_installed()
     try:
         return _known.get(name) or _in_the_books[name]
     except KeyError:
-        known = ", ".join(sorted(_known | _in_the_books))
+        known = ", ".join(sorted({*_known, *_in_the_books, *_built_in}))
         raise LookupError(f"no accelerator plug-in is named {name!r}; known: {known}") from None
+
+
+def _load(name: str) -> type[Accelerator] | None:
+    """The built-in plug-in of that name, which is known from then on, unless it was before."""
+    if name not in _built_in or name in _known:
+        return None
+    module = importlib.import_module(f"gpunb.accelerators.{name}")
+    plugin: type[Accelerator] = getattr(module, _built_in[name])
+    _known[name] = plugin
+    return plugin
 
 
 def load_installed() -> tuple[str, ...]:

@@ -6,12 +6,13 @@ devices that do not exist.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from gpunb.accelerators.base import Accelerator, Usage
-from gpunb.core.resources import Device, parse_size
+from gpunb.core.resources import GPU, Device, parse_size
 
 _ITEM = re.compile(
     r"(?:(?P<plain>[0-9]+)|(?:(?P<count>[0-9]+)[xX])?(?P<type>[A-Za-z][\w.+-]*))"
@@ -21,6 +22,26 @@ _RULE = (
     "write COUNTxTYPE:MEMORY, separated by commas, where the count and the memory may be left "
     "out, or only a count: such as '2xA100:40GiB,1xV100:16GiB', 'A100' or '4'"
 )
+
+
+_OTHER_KINDS = {
+    "TPU": "tpu",
+    "NPU": "ascend",
+    "Ascend": "ascend",
+    "HPU": "gaudi",
+    "Intel-GAUDI": "gaudi",
+    "neuron_cores": "neuron",
+    "aws-neuron-core": "neuron",
+    "RBLN": "rebellions",
+    "TTNPU": "tenstorrent",
+    "Tenstorrent": "tenstorrent",
+    "FURIOSA": "furiosa",
+    "MBLT": "mobilint",
+    "MOBILINT": "mobilint",
+}
+"""How the types of devices that are no GPUs begin, and the plug-ins they are of."""
+
+_Plugin: TypeAlias = type[Accelerator]
 
 
 class Logical(Accelerator):
@@ -65,7 +86,9 @@ def parse_simulate(text: str) -> tuple[Device, ...]:
     """Simulated devices with the ids 0, 1, ... from a text such as ``"2xA100:40GiB,V100:16GiB"``.
 
     A plain count (``"4"``) makes devices without a type, and one without a size (``"2xH100"``)
-    has no memory: a task that asks for a type, or for device memory, cannot run on them.
+    has no memory: a task that asks for a type, or for device memory, cannot run on them. Types
+    of other kinds than GPUs (``"4xTPU-V4"``), and the names of those kinds (``"8xNPU"``), make
+    devices of that kind, with its rules and its variable.
 
     Raises:
         ValueError: the text does not follow that rule, or names no device.
@@ -77,19 +100,40 @@ def parse_simulate(text: str) -> tuple[Device, ...]:
     for item in text.split(","):
         count, type, memory = _parse_item(text, item.strip())
         kinds += [(type, memory)] * count
-    return tuple(_simulated(id, type, memory) for id, (type, memory) in enumerate(kinds))
+    devices: list[Device] = []
+    counts: dict[str, int] = {}
+    for type, memory in kinds:
+        plugin = _kind(type)
+        id = counts.get(plugin.resource, 0)
+        counts[plugin.resource] = id + 1
+        devices.append(_simulated(plugin, id, type, memory))
+    return tuple(devices)
 
 
-def _simulated(id: int, type: str | None, memory: int | None) -> Device:
+def _simulated(plugin: _Plugin, id: int, type: str | None, memory: int | None) -> Device:
+    kind = plugin.resource
     return Device(
-        key=f"sim:{id}",
+        key=f"sim:{id}" if kind == GPU else f"sim:{kind}:{id}",
         id=id,
-        name=f"simulated {type or 'GPU'}",
-        type=type,
+        name=f"simulated {type or GPU}",
+        type=None if type == kind else type,
         memory=memory,
-        vendor=Simulated.name,
+        vendor=plugin.name,
         logical=True,
+        resource=kind,
+        whole=plugin.whole,
+        counts=plugin.counts,
     )
+
+
+def _kind(type: str | None) -> _Plugin:
+    """The plug-in whose devices have such a type."""
+    for begin, name in _OTHER_KINDS.items():
+        if type is not None and type.startswith(begin):
+            module = importlib.import_module(f"gpunb.accelerators.{name}")
+            plugin: _Plugin = getattr(module, name.capitalize())
+            return plugin
+    return Simulated
 
 
 def _parse_item(text: str, item: str) -> tuple[int, str | None, int | None]:

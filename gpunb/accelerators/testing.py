@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from gpunb.accelerators.base import Accelerator, DetectionError, Process, Usage
-from gpunb.core.resources import Device
+from gpunb.core.resources import GPU, Device
 
 _MISSING = Device(key="no such key", id=99, name="a device that is not here")
 
@@ -49,13 +49,21 @@ class AcceleratorSuite:
             f"variable is an environment variable or None, not {plugin.variable!r}"
         )
 
+    def test_its_rules_make_sense(self) -> None:
+        plugin = self.make()
+        assert type(plugin.whole) is bool, "whole says whether devices have no parts"
+        counts = list(plugin.counts)
+        assert all(type(each) is int and each > 0 for each in counts), f"{counts}: numbers from 1"
+        assert counts == sorted(set(counts)), f"{counts}: ascending, each once"
+
     def test_it_is_made_without_arguments(self) -> None:
         assert isinstance(type(self.make())(), Accelerator)
 
     def test_its_devices_are_complete(self) -> None:
+        plugin = self.make()
         for device in self.listed():
             assert isinstance(device, Device), f"{device!r} is no Device"
-            assert device.vendor == self.make().name, f"{device}: vendor is the plug-in's name"
+            assert device.vendor == plugin.name, f"{device}: vendor is the plug-in's name"
             assert device.key, f"{device}: key is a stable identity"
             assert type(device.id) in (int, str), f"{device}: id is an int, or a str for a UUID"
             assert isinstance(device.id, str) or device.id >= 0, f"{device}: id counts from 0"
@@ -64,6 +72,9 @@ class AcceleratorSuite:
             assert device.memory is None or (type(device.memory) is int and device.memory > 0), (
                 f"{device}: memory is a number of bytes, or None if unknown"
             )
+            assert device.capability is None or device.capability, f"{device}: None if unknown"
+            assert device.pin is None or device.pin, f"{device}: pin is None if the id will do"
+            assert device.resource in {GPU, plugin.resource}, f"{device}: as the plug-in says"
             assert pickle.loads(pickle.dumps(device)) == device
 
     def test_no_two_devices_are_the_same(self) -> None:
@@ -93,6 +104,14 @@ class AcceleratorSuite:
                 places = [value.find(str(id)) for id in ids]
                 assert -1 not in places, f"{plugin.variable}={value!r} should name {ids}"
                 assert places == sorted(places), f"{plugin.variable}={value!r}: not as in {ids}"
+
+    def test_the_variable_can_be_read_again(self) -> None:
+        plugin = self.make()
+        for ids in ([0], [1, 3]):
+            value = plugin.environment(ids).get(plugin.variable or "")
+            if value is not None:
+                read = plugin.ids_in(value)
+                assert read == ",".join(map(str, ids)), f"ids_in({value!r}) is {read!r}, not {ids}"
 
     def test_pinning_to_nothing_hides_every_device(self) -> None:
         plugin = self.make()
@@ -124,6 +143,17 @@ class AcceleratorSuite:
 
     def test_use_of_a_device_that_is_gone_is_unknown(self) -> None:
         assert self.make().usage([_MISSING]) == {_MISSING.key: Usage()}
+
+    def test_health_is_told_for_just_the_devices_asked_for(self) -> None:
+        plugin = self.make()
+        devices = self.listed()
+        for asked in ([], devices[:1], devices, [*devices, _MISSING]):
+            health = plugin.health(asked)
+            assert set(health) == {device.key for device in asked}
+            for key, text in health.items():
+                assert text is None or (isinstance(text, str) and text.strip()), (
+                    f"{key}: health is {text!r}: a text that says what is wrong, or None"
+                )
 
     def test_polling_gives_the_same_kind_of_answer(self) -> None:
         plugin = self.make()

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from gpunb.accelerators.base import in_order
 from gpunb.accelerators.simulated import logical
-from gpunb.core.resources import Device
+from gpunb.core.resources import GPU, UNIT, Device, amount
 
 Found: TypeAlias = tuple[tuple[Device, ...], tuple[str, ...]]
 """Devices, and notes for the user."""
@@ -78,7 +78,8 @@ def take(
     *,
     variable: str = VARIABLE,
 ) -> Found:
-    """The first `num_gpus` devices, by ascending id; beyond what there is, logical ones.
+    """The first `num_gpus` GPUs, by ascending id; beyond what there is, logical ones. After them
+    all devices of other kinds.
 
     Args:
         devices: what `visible` returned.
@@ -90,11 +91,13 @@ def take(
         ValueError: not a whole number >= 0, or more than the visibility variable names.
         TypeError: not a number.
     """
+    others = tuple(device for device in devices if device.resource != GPU)
+    devices = tuple(device for device in devices if device.resource == GPU)
     if num_gpus is None:
-        return in_order(devices), ()
+        return (*in_order(devices), *others), ()
     count = _whole(num_gpus)
     if count <= len(devices):
-        return in_order(devices[:count]), ()
+        return (*in_order(devices[:count]), *others), ()
     if value is not None:
         named = f"only {_counted(len(devices))}" if devices else "no device"
         if len(devices) < len(_entries(value)):
@@ -109,7 +112,35 @@ def take(
         f"num_gpus={count}, but {_counted(len(devices))} found: {_ids(added)} logical, in the "
         "books only, without hardware and without memory"
     )
-    return (*in_order(devices), *added), (note,)
+    return (*in_order(devices), *added, *others), (note,)
+
+
+def declared(devices: Sequence[Device], resources: dict[str, int]) -> tuple[Device, ...]:
+    """The devices, of other kinds than GPUs only as many as the user declared as a resource.
+
+    Args:
+        resources: what was declared, in units; what stands for devices is taken out of it.
+
+    Raises:
+        ValueError: more than there are, or a part of one.
+    """
+    kinds = {device.resource for device in devices} - {GPU}
+    left = {name: resources.pop(name) for name in kinds & resources.keys()}
+    for name, units in left.items():
+        there = sum(device.resource == name for device in devices)
+        if units % UNIT or units > there * UNIT:
+            raise ValueError(
+                f"resources={{{name!r}: {amount(units)}}}, but this machine has {there} {name}: "
+                "declare a whole number of them, or leave it out to use all"
+            )
+    kept: list[Device] = []
+    for device in devices:
+        if device.resource in left:
+            left[device.resource] -= UNIT
+            if left[device.resource] < 0:
+                continue
+        kept.append(device)
+    return tuple(kept)
 
 
 def _entries(value: str) -> list[str]:
@@ -134,9 +165,8 @@ def _named(entry: str, kind: str | None, devices: Sequence[Device], vendor: str)
         return f"is no {kind}, and the first entry is one"
     if kind == "index":
         return _indexed(int(entry), devices)
-    if kind == "GPU UUID" and devices:
+    if devices and (kind == "GPU UUID" or any(device.part_of for device in devices)):
         return _identified(entry, devices)
-    # The plug-ins list whole devices, so there is nothing to look a MIG id up in.
     name = "MIG slice" if kind == "MIG id" else "GPU"
     return Device(key=entry, id=entry, name=name, vendor=vendor)
 

@@ -167,6 +167,17 @@ class Actors:
             core.tasks[actor.id] = constructor
         core.requeue(constructor, now)
 
+    def refused(self, constructor: Task) -> None:
+        """The actor's process could not be started, because others have what it was to hold."""
+        core = self._core
+        actor = self.book[constructor.id]
+        actor.worker = None
+        over = actor.state == "ending" or constructor.stop is not None
+        if over or not core.feasible(actor.spec.demand):
+            self._died(actor, constructor, [], Crashed("it was not started"))
+        else:
+            core.outside.again(constructor)
+
     # ------------------------------------------------------------------------------------- inside
 
     def _constructed(self, actor: Actor, task: Task, report: Report, now: float) -> None:
@@ -188,6 +199,8 @@ class Actors:
 
     def _may_restart(self, actor: Actor, constructor: Task | None) -> bool:
         if actor.state == "ending" or (constructor is not None and constructor.stop):
+            return False
+        if not self._core.feasible(actor.spec.demand):
             return False
         limit = actor.rules.max_restarts
         return limit < 0 or actor.restarts < limit

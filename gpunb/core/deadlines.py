@@ -18,6 +18,7 @@ Timer: TypeAlias = tuple[float, Literal["timeout", "overdue", "exit", "idle", "s
 """(time, kind, id of a task or worker, attempt)"""
 
 _MANY = 1024
+_NO_TASK = ("exit", "idle", "stuck")
 
 
 class Deadlines:
@@ -50,6 +51,12 @@ class Deadlines:
     def doubts(self, due: float) -> None:
         """It is to be looked then whether tasks hold one another up."""
         self._add((due, "stuck", 0, 0))
+
+    def forget(self, task: Task) -> None:
+        """The attempt that was to start never did."""
+        if task.spec.timeout is not None:
+            self.heap = [each for each in self.heap if each[2] != task.id or each[1] in _NO_TASK]
+            heapq.heapify(self.heap)
 
     def _add(self, timer: Timer) -> None:
         heapq.heappush(self.heap, timer)

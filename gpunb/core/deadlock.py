@@ -12,11 +12,12 @@ task fails or somebody interferes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpunb.core import events as ev
 from gpunb.core.records import Task, Worker
-from gpunb.core.resources import Allocation, Demand
+from gpunb.core.resources import GPU, Allocation, Demand
 from gpunb.core.tasks import ActorId, Deadlocked, TaskId, WorkerId
 
 if TYPE_CHECKING:
@@ -303,22 +304,26 @@ class Search:
         """The part of a demand that finds no room; and what is in the way, with who holds it."""
         free, held = self._free, []
         workers = [self._core.workforce.workers[ident] for ident in sorted(self._stuck)]
-        part = Demand()
-        if demand.wants_device and free.choose(demand) is None:
-            part = Demand(demand.gpus, demand.gpu_memory, types=demand.types)
-            places = {at for group in free.fit(demand).candidates for at, _ in group}
-            for at in sorted(places):
+        lacking, scarce = Demand(), []
+        fit = free.fit(demand)
+        for part in fit.parts:
+            if free.choose(part) is not None:
+                continue
+            if part.name == GPU:
+                lacking = replace(demand, cpus=0, resources=())
+            else:
+                scarce.append((part.name, part.units))
+            for at in sorted(part.positions):
                 device = free.machine.devices[at]
                 owners = [each for each in workers if device.key in dict(each.allocation.shares)]
                 if owners:
-                    held.append((f"GPU {device.id}", owners))
-        scarce = tuple(
-            (name, units) for name, units in demand.resources if units > free.resources.get(name, 0)
-        )
-        for name, _ in scarce:
-            owners = [each for each in workers if name in dict(each.allocation.resources)]
-            held.append((repr(name), owners))
-        return Demand(part.gpus, part.gpu_memory, 0, scarce, part.types), held
+                    held.append((f"{part.name} {device.id}", owners))
+        for name, units in fit.plain:
+            if units > free.resources.get(name, 0):
+                scarce.append((name, units))
+                owners = [each for each in workers if name in dict(each.allocation.resources)]
+                held.append((repr(name), owners))
+        return replace(lacking, resources=tuple(scarce)), held
 
     # ------------------------------------------------------------------------------------ in words
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gpunb.core.resources import Allocation
+from gpunb.core.resources import Allocation, Shares
 from gpunb.core.tasks import ActorId, ActorSpec, Outcome, Report, TaskId, TaskSpec, WorkerId
 
 # ---------------------------------------------------------------------------------------- events
@@ -125,6 +125,61 @@ class ActorReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseRequested:
+    """Somebody else wants what idle workers hold: let them go; only those of `owner`, if said."""
+
+    owner: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareExceeded:
+    """A worker takes more of its device than its share, and is to be stopped for it."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLost:
+    """A device can be used no more, by its key; said of one that is lost already, it changes
+    nothing."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """So many `units` of a device are not ours to give out; the part of them that is `lasting` is
+    held by actors. `whose` says in words who has them: "held by another kernel (pid 4711)"."""
+
+    device: str
+    units: int
+    lasting: int = 0
+    whose: str = "held by another kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideChanged:
+    """How things are between the kernels of this machine; what was said last counts.
+
+    `wanted` are the devices of which others wait for a share, so that no idle worker is to keep
+    one; `used` those that processes outside gpunb use, to be avoided if there is a choice.
+    """
+
+    outside: tuple[Outside, ...] = ()
+    wanted: frozenset[str] = frozenset()
+    used: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRefused:
+    """A new worker was not started, because others have what it was to hold."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class TimeReached:
     """The time of an earlier `WakeAt` has come."""
 
@@ -141,6 +196,11 @@ Event: TypeAlias = (
     | InterruptRequested
     | KillRequested
     | ActorReleased
+    | ReleaseRequested
+    | ShareExceeded
+    | DeviceLost
+    | OutsideChanged
+    | LeaseRefused
     | TimeReached
 )
 
@@ -213,4 +273,16 @@ class WakeAt:
     time: float
 
 
-Decision: TypeAlias = Run | Interrupt | Retire | Kill | Settle | ActorEnded | WakeAt
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Let the other kernels know what is waited for that they have, instead of what was said
+    before.
+
+    `shares` are totals, with what is held there already; if there are none, nothing is to be left
+    for us, but news is welcome. None: nothing is waited for.
+    """
+
+    shares: Shares | None
+
+
+Decision: TypeAlias = Run | Interrupt | Retire | Kill | Settle | ActorEnded | Claim | WakeAt

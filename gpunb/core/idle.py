@@ -85,7 +85,8 @@ class Idle:
             place = hope.place(demand, kept)
             if place:
                 wanted = {hope.position[key] for key, _ in place.shares}
-                return [each for each in warm[:count] if self._holds_any(each, wanted)]
+                # If none holds a part of those, it was too much that they hold together.
+                return [e for e in warm[:count] if self._holds_any(e, wanted)] or warm[:count]
         return []
 
 

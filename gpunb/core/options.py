@@ -20,6 +20,7 @@ from gpunb.core.resources import (
     parse_resources,
     parse_size,
     parse_types,
+    type_resource,
 )
 from gpunb.core.tasks import ActorSpec, TaskSpec
 
@@ -44,6 +45,8 @@ class Resources:
     memory: int | float | str | None = None
     name: str | None = None
     runtime_env: Mapping[str, Any] | None = None
+    caps: bool | None = None
+    min_memory: int | float | str | None = None
 
     def updated(self, changes: Mapping[str, Any]) -> Self:
         """These options with changes, checked.
@@ -69,6 +72,8 @@ class Resources:
         self.demand()
         _text(self.name, "name")
         environment_of(self.runtime_env)
+        if self.caps is not None and not isinstance(self.caps, bool):
+            raise TypeError(f"caps must be True or False, not {self.caps!r}")
 
     def demand(self) -> Demand:
         """What this asks of the machine.
@@ -89,13 +94,25 @@ class Resources:
             cpus = 0 if gpus or memory else self._default_cpus()
         if self.memory is not None:
             parse_size(self.memory, "memory")
+        least = parse_size(self.min_memory, "min_memory") if self.min_memory is not None else 0
+        if least and not (gpus or memory):
+            raise ValueError(
+                f"min_memory={self.min_memory!r} says how large each device must be, and no device "
+                "is asked for: add num_gpus=1, or ask for gpu_memory= instead"
+            )
         resources = parse_resources(self.resources)
+        # As in Ray, a type may also be written as a resource; it takes nothing of it.
+        named = [kind for name in resources if (kind := type_resource(name))]
+        types = parse_types(self.accelerator_type) or parse_types(named)
         return Demand(
             gpus=gpus,
             gpu_memory=memory,
             cpus=cpus,
-            resources=tuple(sorted((name, units) for name, units in resources.items() if units)),
-            types=parse_types(self.accelerator_type),
+            resources=tuple(
+                sorted(each for each in resources.items() if not type_resource(each[0]))
+            ),
+            types=types,
+            min_memory=least,
         )
 
     def _default_cpus(self) -> int:
@@ -135,6 +152,7 @@ class Options(Resources):
             max_retries=_or(_whole(self.max_retries, "max_retries", -1), DEFAULT_RETRIES),
             timeout=_seconds(self.timeout),
             environment=environment_of(self.runtime_env),
+            caps=self.caps is not False,
         )
 
 
@@ -184,6 +202,7 @@ class ActorOptions(Resources):
             demand=self.demand(),
             max_calls=1,
             environment=environment_of(self.runtime_env),
+            caps=self.caps is not False,
         )
 
     def _default_cpus(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gpunb.core.placement import NOTHING, Capacity, Kept
 from gpunb.core.records import Task
-from gpunb.core.resources import UNIT, Allocation, Demand
+from gpunb.core.resources import Allocation, Demand
 
 
 class Line:
@@ -86,6 +86,20 @@ class Queue:
             line.stuck = False
             self._open.append(line)
 
+    def put_back(self, task: Task) -> None:
+        """Let a task stand again where it stood: behind those that were handed in before it."""
+        self.push(task, front=True)
+        tasks = self.lines[task.spec.demand].tasks
+        behind = 0
+        for at, other in enumerate(tasks):
+            if other.state == "queued" and other is not task:
+                if other.order > task.order:
+                    break
+                behind = at
+        if behind:
+            tasks.popleft()
+            tasks.insert(behind, task)
+
     def remove(self, task: Task) -> None:
         """Take a task out that starts or is cancelled; the caller has set its new state."""
         line = self.lines[task.spec.demand]
@@ -146,16 +160,24 @@ class Queue:
         """Keep what is soonest enough: of the devices that can serve, those with most room."""
         demand = line.demand
         shares, obtainable = self._capacity.shares, self._obtainable.shares
-        places = [
-            (units - shares[at], at)
-            for group in self._capacity.fit(demand).candidates
-            for at, units in group
-            if units <= obtainable[at]
-        ]
-        count = max(1, demand.gpus // UNIT) if demand.wants_device else 0
-        devices = frozenset(at for _, at in sorted(places)[:count])
-        spare = Allocation(cpus=demand.cpus, resources=demand.resources)
-        return Reservation(line, Kept(devices, spare))
+        fit = self._capacity.fit(demand)
+        devices: list[int] = []
+        for part in fit.parts:
+            places = [
+                (units - shares[at], at)
+                for group in part.candidates
+                for at, units in group
+                if units <= obtainable[at]
+            ]
+            devices += [at for _, at in sorted(places)[: part.devices]]
+        spare = Allocation(cpus=demand.cpus, resources=fit.plain)
+        return Reservation(line, Kept(frozenset(devices), spare))
+
+    def refit(self) -> None:
+        """What fits where has changed."""
+        for line in self.lines.values():
+            line.least = self._capacity.fit(line.demand).least
+        self.drop_reservation()
 
     def drop_reservation(self) -> None:
         """What was kept may be taken by anybody."""

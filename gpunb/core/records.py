@@ -34,7 +34,8 @@ class Task:
     """A task that is not over.
 
     Its `attempt` counts from 1 and is 0 before the first run. While it is `blocked`, it waits for
-    `count` of the tasks `on`, or for something else if there are none. `disowned` once it was
+    `count` of the tasks `on`, or for something else if there are none. It was in line since it
+    `waited` when it was given its worker. `disowned` once it was
     stopped together with its children, so that it gets no new ones. `again` marks a constructor
     that runs again for a restarted actor, long after it was settled.
     """
@@ -56,6 +57,7 @@ class Task:
     count: int = 0
     disowned: bool = False
     again: bool = False
+    waited: float = 0.0
 
     @property
     def constructs(self) -> bool:
@@ -86,7 +88,8 @@ class Worker:
     """A worker process, from the decision to start it until it is gone.
 
     `lent` while its CPUs are lent, because all its tasks are blocked; `killed` once its end was
-    asked for, so that it gets no more work; `last` is the task it was given last.
+    asked for, so that it gets no more work; `last` is the task it was given last. `doom` is what
+    its end will be said to be, if it was ended for a reason of its own.
     """
 
     id: WorkerId
@@ -101,6 +104,7 @@ class Worker:
     lent: bool = False
     killed: bool = False
     last: TaskId | None = None
+    doom: Crashed | None = None
 
 
 @dataclass(slots=True, eq=False)

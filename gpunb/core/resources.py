@@ -17,6 +17,9 @@ from typing import TypeAlias
 UNIT = 10_000
 """Integer units in one whole device, CPU or custom resource."""
 
+GPU = "GPU"
+"""The resource that most devices count as; it is asked for by `num_gpus`."""
+
 TYPE_PREFIX = "accelerator_type:"
 
 _BYTES = {"": 1, "B": 1}
@@ -39,6 +42,14 @@ class Device:
         memory: bytes on the device; None if unknown (logical devices).
         vendor: name of the accelerator plug-in that pins and measures it.
         logical: True if no hardware stands behind it.
+        capability: what code it runs: CUDA's compute capability ("8.0"), or the architecture
+            ("gfx942"); None if unknown.
+        pin: what the visibility variable holds where the id would not be clear; None for the id.
+        part_of: the key of the card that this is a slice of; None for a whole card.
+        resource: what it counts as: ``"GPU"`` is asked for by `num_gpus`, any other by
+            ``resources={name: number}``.
+        whole: True if it is given out as a whole only, never in parts.
+        counts: how many of them one process may have; empty for any number.
     """
 
     key: str
@@ -48,23 +59,35 @@ class Device:
     memory: int | None = None
     vendor: str = "logical"
     logical: bool = False
+    capability: str | None = None
+    pin: str | None = None
+    part_of: str | None = None
+    resource: str = GPU
+    whole: bool = False
+    counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything that can be given out. Amounts are in units of 1/10,000."""
+    """Everything that can be given out. Amounts are in units of 1/10,000.
+
+    `most` are the units of GPUs that may be given out at once; None for all.
+    """
 
     devices: tuple[Device, ...] = ()
     cpus: int = 0
     resources: tuple[tuple[str, int], ...] = ()
+    most: int | None = None
 
     def totals(self) -> dict[str, float]:
         """The machine as `cluster_resources()` shows it: whole numbers are one device or CPU."""
         totals: dict[str, float] = {}
         if self.cpus:
             totals["CPU"] = self.cpus / UNIT
-        if self.devices:
-            totals["GPU"] = float(len(self.devices))
+        for device in self.devices:
+            totals[device.resource] = totals.get(device.resource, 0.0) + 1.0
+        if self.most is not None and GPU in totals:
+            totals[GPU] = min(totals[GPU], self.most / UNIT)
         for device in self.devices:
             if device.type:
                 name = TYPE_PREFIX + device.type
@@ -83,6 +106,7 @@ class Demand:
         cpus: units of CPU.
         resources: custom resources, sorted by name, in units.
         types: accepted accelerator types in order of preference; empty for any.
+        min_memory: bytes that each device must have altogether; 0 for any.
     """
 
     gpus: int = 0
@@ -90,6 +114,7 @@ class Demand:
     cpus: int = 0
     resources: tuple[tuple[str, int], ...] = ()
     types: tuple[str, ...] = ()
+    min_memory: int = 0
 
     @property
     def wants_device(self) -> bool:
@@ -103,6 +128,8 @@ class Demand:
             parts.append(f"{size_text(self.gpu_memory)} of GPU memory")
         if self.types:
             parts.append("type " + " or ".join(self.types))
+        if self.min_memory:
+            parts.append(f"{size_text(self.min_memory)} or more on each")
         if self.cpus:
             parts.append(f"{amount(self.cpus)} CPU")
         parts.extend(f"{amount(value)} {name}" for name, value in self.resources)
@@ -183,6 +210,11 @@ def parse_amount(value: float, name: str) -> int:
             f"{name}={value!r} is finer than 0.0001, the smallest step: round it to four decimals"
         )
     return units
+
+
+def type_resource(name: str) -> str | None:
+    """The accelerator type that a resource name such as ``accelerator_type:A100`` stands for."""
+    return name.removeprefix(TYPE_PREFIX) if name.startswith(TYPE_PREFIX) else None
 
 
 def _float(value: float) -> float:

@@ -16,9 +16,10 @@ from gpunb.core import events as ev
 from gpunb.core.actors import Actors
 from gpunb.core.deadlines import Deadlines
 from gpunb.core.deadlock import Deadlocks
+from gpunb.core.outside import Outside
 from gpunb.core.queue import Queue
 from gpunb.core.records import Task, Worker
-from gpunb.core.resources import Machine
+from gpunb.core.resources import Demand, Machine
 from gpunb.core.tasks import (
     Cancelled,
     Crashed,
@@ -70,6 +71,7 @@ class Scheduler:
         self.deadlines = Deadlines(self)
         self.deadlocks = Deadlocks(self)
         self.actors = Actors(self)
+        self.outside = Outside(self)
         self._children: dict[TaskId, set[TaskId]] = {}
         self._dependents: dict[TaskId, list[TaskId]] = {}
         self._order = itertools.count()
@@ -103,6 +105,14 @@ class Scheduler:
                 self.actors.kill(event)
             case ev.ActorReleased():
                 self.actors.release(event.actor)
+            case (
+                ev.ReleaseRequested()
+                | ev.ShareExceeded()
+                | ev.DeviceLost()
+                | ev.OutsideChanged()
+                | ev.LeaseRefused()
+            ):
+                self._take_back(event, now)
             case ev.TimeReached():
                 self.deadlines.reached(now)
             case _:
@@ -110,6 +120,7 @@ class Scheduler:
         self.actors.go_on(now)
         self._dispatch(now)
         self.deadlocks.watch(now)
+        self.outside.watch()
         wake = self.deadlines.next()
         if wake is not None:
             out.append(ev.WakeAt(wake))
@@ -176,7 +187,7 @@ class Scheduler:
                     queue.passed(line, now)
 
     def _start(self, task: Task, worker: Worker, new: bool, now: float) -> None:
-        task.state = "running"
+        task.state, task.waited = "running", task.since
         self.queue.remove(task)
         if worker.actor is not None:
             self.actors.starts(task, worker)
@@ -222,7 +233,7 @@ class Scheduler:
         for task in lost:
             self._relieve(task, worker)
         self.workforce.gone(worker)
-        crash = Crashed(event.reason, event.out_of_memory)
+        crash = worker.doom or Crashed(event.reason, event.out_of_memory)
         if worker.actor is not None:
             self.actors.exited(worker, crash, now)
             return
@@ -236,7 +247,9 @@ class Scheduler:
 
     def _retried(self, task: Task, report: Report | Crashed, now: float) -> bool:
         again = isinstance(report, Crashed) or (isinstance(report, Raised) and report.retry)
-        if not again or not self.may_retry(task):
+        if not again or not self.may_retry(task) or not self.feasible(task.spec.demand):
+            return False
+        if isinstance(report, Crashed) and report.stopped:
             return False
         task.retries += 1
         self.requeue(task, now)
@@ -288,6 +301,46 @@ class Scheduler:
             self.actors.ready(task)
 
     # ------------------------------------------------------------------------------- interference
+
+    def feasible(self, demand: Demand) -> bool:
+        """Whether what is left of the machine can satisfy the demand."""
+        return self.capacity.fit(demand).refusal is None
+
+    def _take_back(
+        self,
+        event: ev.ReleaseRequested
+        | ev.ShareExceeded
+        | ev.DeviceLost
+        | ev.OutsideChanged
+        | ev.LeaseRefused,
+        now: float,
+    ) -> None:
+        """Somebody is not to have any longer what he has of devices."""
+        match event:
+            case ev.ReleaseRequested():
+                self.workforce.release(event.owner, now)
+            case ev.DeviceLost():
+                self._lost(event, now)
+            case ev.OutsideChanged():
+                self.outside.changed(event, now)
+            case ev.LeaseRefused():
+                self.outside.refused(event)
+            case ev.ShareExceeded():
+                worker = self.workforce.workers.get(event.worker)
+                if worker is not None and worker.state != "leaving":
+                    self.workforce.doom(worker, Crashed(event.reason, True, stopped=True), now)
+
+    def _lost(self, event: ev.DeviceLost, now: float) -> None:
+        at = self.capacity.position.get(event.device)
+        if at is None or at in self.capacity.lost:
+            return
+        self.workforce.lose(at, event.reason, now)
+        self.queue.refit()
+        for task in list(self.tasks.values()):
+            if task.queues and task.state in ("queued", "waiting"):
+                reason = self.capacity.fit(task.spec.demand).refusal
+                if reason:
+                    self.settle(task, Refused(reason))
 
     def _cancel(self, ident: TaskId, force: bool, recursive: bool) -> None:
         todo, seen = [ident], {ident}

@@ -6,14 +6,17 @@ Amounts are floats here, because this is where they leave the core: 1.0 is one d
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from gpunb.core.placement import why_waiting
+from gpunb.core.reasons import why_waiting
 from gpunb.core.records import Actor, Task, Worker
-from gpunb.core.resources import TYPE_PREFIX, UNIT
+from gpunb.core.resources import GPU, TYPE_PREFIX, UNIT
 from gpunb.core.scheduler import Scheduler
 from gpunb.core.tasks import ActorId, TaskId, WorkerId
+
+VERSION = 1
+"""Of the form of a snapshot: higher when something is taken out of it or changes its meaning."""
 
 SHOWN_PER_LINE = 20
 """Waiting tasks listed one by one for each demand; the rest is counted."""
@@ -21,7 +24,8 @@ SHOWN_PER_LINE = 20
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device; `memory` in bytes, `free` a share, `held` pairs of (task, share)."""
+    """A device; `memory` in bytes, `free` a share, `held` pairs of (task, share). It counts as
+    `resource`: "GPU", or what devices of another kind are called."""
 
     id: int | str
     key: str
@@ -31,6 +35,9 @@ class DeviceView:
     logical: bool
     free: float
     held: tuple[tuple[TaskId, float], ...]
+    resource: str = GPU
+    vendor: str = "logical"
+    capability: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,8 @@ class ActorView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything at one moment. `queued` counts all waiting tasks, `waiting` lists the first."""
+    """Everything at one moment. `queued` counts all waiting tasks, `waiting` lists the first, and
+    `unmet` is what they ask for together."""
 
     devices: tuple[DeviceView, ...]
     cpus: float
@@ -81,16 +89,26 @@ class Snapshot:
     queued: int
     workers: int
     actors: tuple[ActorView, ...] = ()
+    unmet: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dicts, lists, texts and numbers only."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        plain: dict[str, Any] = _plain(self)
+        return plain
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+    kind = type(value)
+    if kind is tuple:
+        return [_plain(each) for each in value]
+    if kind is dict:
+        return dict(value)
+    if kind in _VIEWS:  # `dataclasses.asdict` takes ten times as long
+        return {name: _plain(getattr(value, name)) for name in kind.__slots__}
+    return value
+
+
+_VIEWS = frozenset({DeviceView, JobView, ActorView, Snapshot})
 
 
 def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
@@ -108,6 +126,9 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
             each.logical,
             free[at] / UNIT,
             tuple((task, units / UNIT) for task, units in sorted(holders.get(at, {}).items())),
+            each.resource,
+            each.vendor,
+            each.capability,
         )
         for at, each in enumerate(machine.devices)
     )
@@ -126,6 +147,7 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
         queued=listed + unlisted,
         workers=len(scheduler.workforce.workers),
         actors=tuple(_actor(scheduler, actor) for actor in scheduler.actors.book.values()),
+        unmet=unmet(scheduler),
     )
 
 
@@ -135,8 +157,13 @@ def available(scheduler: Scheduler) -> dict[str, float]:
     free: dict[str, float] = {}
     if capacity.cpus > 0:
         free["CPU"] = capacity.cpus / UNIT
-    if sum(shares):
-        free["GPU"] = sum(shares) / UNIT
+    for at, device in enumerate(scheduler.machine.devices):
+        if shares[at]:
+            free[device.resource] = free.get(device.resource, 0.0) + shares[at] / UNIT
+    if GPU in free and not (gpus := min(round(free[GPU] * UNIT), _budget(scheduler))):
+        del free[GPU]
+    elif GPU in free:
+        free[GPU] = gpus / UNIT
     for at, device in enumerate(scheduler.machine.devices):
         if device.type and shares[at]:
             name = TYPE_PREFIX + device.type
@@ -145,14 +172,48 @@ def available(scheduler: Scheduler) -> dict[str, float]:
     return free
 
 
+def unmet(scheduler: Scheduler) -> dict[str, float]:
+    """What the tasks in line ask for together, by resource name; whole numbers are one device.
+
+    Devices of a type count under ``accelerator_type:`` and the type, too: the one of this machine
+    that the request would rather have. Tasks that wait for their inputs do not count.
+    """
+    wanted: dict[str, int] = {}
+    devices = scheduler.machine.devices
+    for demand, line in scheduler.queue.lines.items():
+        fit = scheduler.capacity.fit(demand)
+        amounts = [("CPU", demand.cpus), *fit.plain]
+        for part in fit.parts:
+            at, units = part.candidates[0][0] if part.candidates else (None, 0)
+            units = part.units or units
+            amounts.append((part.name, units))
+            if demand.types and at is not None and devices[at].resource == part.name:
+                amounts.append((f"{TYPE_PREFIX}{devices[at].type}", units))
+        for name, units in amounts:
+            if units:
+                wanted[name] = wanted.get(name, 0) + units * len(line)
+    return {name: units / UNIT for name, units in wanted.items()}
+
+
 def _free_shares(scheduler: Scheduler) -> list[int]:
-    """The units free on each device; what idle workers hold counts, because they make room."""
+    """The units free on each device; what idle workers hold counts, because they make room. Of a
+    device that is lost nothing is."""
     capacity = scheduler.capacity
     shares = capacity.shares.copy()
     for worker in scheduler.workforce.idle:
         for key, units in worker.allocation.shares:
             shares[capacity.position[key]] += units
-    return shares
+    for at in capacity.lost:
+        shares[at] = 0
+    return [max(0, each) for each in shares]
+
+
+def _budget(scheduler: Scheduler) -> int:
+    """The units of GPUs that may still be given out, those of idle workers among them."""
+    budget = scheduler.capacity.copy()
+    for worker in scheduler.workforce.idle:
+        budget.give(worker.allocation)
+    return budget.budget
 
 
 def why(scheduler: Scheduler, ident: TaskId) -> str | None:
@@ -214,6 +275,8 @@ def _reason(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]]) -> 
     if task.actor is not None and not task.constructs:
         return _reason_of_call(scheduler, task.actor, busy)
     text = why_waiting(task.spec.demand, scheduler.capacity, busy)
+    if text != "is next in line" and (others := scheduler.outside.why(task.spec.demand)):
+        return f"{text}; {others}"
     kept = scheduler.queue.reservation
     if kept and kept.line.demand != task.spec.demand and text == "is next in line":
         return (

@@ -26,6 +26,9 @@ class TaskSpec:
         max_retries: further attempts after a crash or a retryable exception; -1 without limit.
         timeout: seconds a call may run; None for ever.
         environment: (name, value) pairs that the worker's environment must hold.
+        caps: whether frameworks are told to keep to its share of a device.
+        owner: whose task it is, where several kernels share the machine; workers are not reused
+            for the task of another.
     """
 
     name: str
@@ -35,6 +38,8 @@ class TaskSpec:
     max_retries: int = 0
     timeout: float | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    caps: bool = True
+    owner: int = 0
 
     @property
     def fresh(self) -> bool:
@@ -48,11 +53,12 @@ class TaskSpec:
         function and demand it was started for.
         """
         if self.demand.wants_device:
-            return (self.function, self.demand, self.environment)
-        return ("", None, self.environment)
+            return (self.function, self.demand, self.environment, self.caps, self.owner)
+        return ("", None, self.environment, True, self.owner)
 
 
-ReuseKey: TypeAlias = tuple[str, Demand | None, tuple[tuple[str, str], ...]]
+ReuseKey: TypeAlias = tuple[str, Demand | None, tuple[tuple[str, str], ...], bool, int]
+"""What workers must have in common with a task; the last is its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +98,12 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """The worker process ended before the task did; `reason` says how, in words."""
+    """The worker process ended before the task did; `reason` says how, in words. One that was
+    `stopped` for what it did is not tried again: it would do the same."""
 
     reason: str
     out_of_memory: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from gpunb.core.idle import Idle
 from gpunb.core.placement import Capacity, Kept
 from gpunb.core.records import Task, Worker
 from gpunb.core.resources import Allocation, Demand, Machine
-from gpunb.core.tasks import WorkerId
+from gpunb.core.tasks import Crashed, WorkerId
 
 if TYPE_CHECKING:
     from gpunb.core.scheduler import Scheduler
@@ -52,11 +52,13 @@ class Workforce:
             return None
         demand = task.spec.demand
         key = None if task.spec.fresh or task.actor is not None else task.spec.reuse_key
+        if key and demand.resources and not demand.wants_device and self.capacity.fit(demand).parts:
+            key = None  # it has devices of another kind, and so a process of its own
         worker = None if key is None else self.idle.find(key, kept.devices)
         held = worker.allocation.shares if worker else ()
         allocation = self.capacity.place(demand, kept, held)
         if allocation is None:
-            if self.idle.warm and demand.wants_device:
+            if self.idle.warm and self.capacity.fit(demand).parts:
                 self._make_room(demand, kept, now)
             return None
         new = worker is None
@@ -81,7 +83,11 @@ class Workforce:
         worker.last = task.id
         self.running += 1
         self._relend(worker)
-        if worker.actor is not None or not task.spec.max_calls:
+        if worker.actor is not None:
+            return False
+        if worker.key is None:
+            return True
+        if not task.spec.max_calls:
             return False
         function = task.spec.function
         calls = worker.calls[function] = worker.calls.get(function, 0) + 1
@@ -121,7 +127,7 @@ class Workforce:
         self.capacity.give(Allocation((), held.cpus, held.resources))
         self._core.queue.freed()
         self.idle.add(worker)
-        surplus = self.idle.surplus()
+        surplus = worker if self._core.outside.wants(worker) else self.idle.surplus()
         if surplus is not None:
             self.let_go(surplus, now)
         self._core.deadlines.idles(now)
@@ -130,6 +136,12 @@ class Workforce:
         """An idle worker is no longer kept."""
         self.idle.remove(worker)
         self.retire(worker, now)
+
+    def release(self, owner: int | None, now: float) -> None:
+        """No idle worker of this owner is kept any more; None for all owners."""
+        for worker in list(self.idle):
+            if owner is None or (worker.key is not None and worker.key[-1] == owner):
+                self.let_go(worker, now)
 
     def retire(self, worker: Worker, now: float) -> None:
         worker.state, worker.since, worker.key = "leaving", now, None
@@ -140,6 +152,25 @@ class Workforce:
     def kill(self, worker: WorkerId) -> None:
         self.workers[worker].killed = True
         self._core.decide(ev.Kill(worker))
+
+    def doom(self, worker: Worker, end: Crashed, now: float) -> None:
+        """End a worker for a reason of its own, which its tasks are told."""
+        worker.doom = worker.doom or end
+        if worker.state == "idle":
+            self.idle.remove(worker)
+            worker.state, worker.since, worker.key = "leaving", now, None
+        if not worker.killed:
+            self.kill(worker.id)
+
+    def lose(self, at: int, reason: str, now: float) -> None:
+        """A device can be used no more: whoever holds a part of it ends."""
+        device = self.capacity.machine.devices[at]
+        for capacity in (self.capacity, self.obtainable):
+            capacity.lose(at, reason)
+        end = Crashed(f"GPU {device.id} was lost: {reason}")
+        for worker in list(self.workers.values()):
+            if device.key in dict(worker.allocation.shares):
+                self.doom(worker, end, now)
 
     def gone(self, worker: Worker) -> None:
         """The worker's process is gone, and what it held is free."""

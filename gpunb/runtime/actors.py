@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpunb.backend import NewActor, Outcome
+from gpunb.backend import SESSIONS, NewActor, Outcome
+from gpunb.core.resources import Shares
 from gpunb.core.tasks import ActorId, TaskId, WorkerId
 from gpunb.exceptions import ActorDiedError
 from gpunb.refs import value_of
-from gpunb.runtime.jobs import Job
+from gpunb.runtime.jobs import Job, Owner
 from gpunb.runtime.output import Sink
 from gpunb.workers import messages as msg
 from gpunb.workers.pool import Process
@@ -23,17 +24,21 @@ class Actor:
     """An actor from its creation until its process is gone.
 
     Attributes:
+        owner: as of a `Job`.
         pending: its calls that are not over.
         failure: what its constructor raised, as an outcome.
         leaving: whether its end was asked for, so that its name is free.
         starts: how often its process was started.
         constructor: what is to run again should it start again.
+        since: when its process was started last, on the clock of `time.monotonic`.
+        held: the shares of devices that it has.
     """
 
     id: ActorId
     class_name: str
     new: NewActor
     sink: Sink | None
+    owner: Owner | None = None
     pending: set[TaskId] = field(default_factory=set)
     process: Process | None = None
     gpus: tuple[int | str, ...] = ()
@@ -41,10 +46,18 @@ class Actor:
     leaving: bool = False
     starts: int = 0
     constructor: Job | None = None
+    since: float = 0.0
+    held: Shares = ()
 
     @property
     def label(self) -> str:
         return f"{self.class_name} (#{self.id})"
+
+    @property
+    def place(self) -> tuple[int, str | None] | None:
+        """The cell that it comes from."""
+        place: tuple[int, str | None] | None = getattr(self.sink, "place", None)
+        return place
 
     def facts(self) -> dict[str, Any]:
         """What a handle shows of it, as plain values."""
@@ -56,6 +69,7 @@ class Actor:
             "state": "ending" if self.leaving else "alive" if self.process else "starting",
             "gpus": list(self.gpus),
             "pid": self.process.pid if self.process is not None else None,
+            "session": self.new.namespace.startswith(SESSIONS),
         }
 
 
@@ -118,7 +132,8 @@ class Actors:
         actor = self._actors.get(job.id)
         if actor is None or job.worker is None:
             return None
-        actor.process, actor.gpus = process, job.gpus
+        actor.process, actor.gpus, actor.held = process, job.gpus, job.held
+        actor.since = job.since
         actor.starts += 1
         self._residents[job.worker] = actor
         new = actor.new
@@ -130,7 +145,7 @@ class Actors:
         """The worker is gone."""
         actor = self._residents.pop(worker, None)
         if actor is not None and actor.process is not None and actor.process.worker == worker:
-            actor.process, actor.gpus = None, ()
+            actor.process, actor.gpus, actor.held, actor.since = None, (), (), 0.0
 
     def settled(self, job: Job, failure: Outcome | None) -> None:
         """A constructor or a call is over."""

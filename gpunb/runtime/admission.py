@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunb.backend import DYNAMIC, HANDLE, STREAM, STREAMING, Call, ObjectId, Outcome
 from gpunb.core import events as ev
-from gpunb.core.placement import refusal
+from gpunb.core.reasons import refusal
 from gpunb.core.resources import Demand
 from gpunb.core.tasks import ActorDied, TaskId
 from gpunb.exceptions import InfeasibleRequestError, PendingCallsLimitExceeded
+from gpunb.runtime import numbers
 from gpunb.runtime.actors import Actor
-from gpunb.runtime.jobs import Job
+from gpunb.runtime.jobs import Job, Owner
 from gpunb.serialize import Payload
 
 if TYPE_CHECKING:
     from gpunb.runtime.driver import Driver
-
-# Numbers go on in the next session: a ref of an earlier one never means something else.
-_TASKS = itertools.count(1)
-_PUTS = itertools.count(1)
 
 
 class Admission:
@@ -30,8 +27,15 @@ class Admission:
         self._driver = driver
         self._refusals: dict[Demand, str | None] = {}
 
-    def admit(self, call: Call, parent: TaskId | None) -> Job:
-        """Book a call, from any thread; `submitted` is to follow on the loop's.
+    def admit(
+        self,
+        call: Call,
+        parent: TaskId | None,
+        owner: Owner | None = None,
+        ident: TaskId | None = None,
+    ) -> Job:
+        """Book a call, from any thread; `submitted` is to follow on the loop's. It is this
+        process's own without an `owner`, and gets a new number without an `ident`.
 
         Raises:
             InfeasibleRequestError: the machine can never satisfy the demand.
@@ -55,13 +59,15 @@ class Admission:
                 f"{call.spec.name}: the actor {actor.label} has {len(actor.pending)} calls that "
                 f"are not over, and max_pending_calls={actor.new.max_pending}"
             )
-        ident = next(_TASKS)
+        if owner is not None and call.spec.owner != owner.ident:
+            call = replace(call, spec=replace(call.spec, owner=owner.ident))
+        ident = ident or numbers.task()
         results = [
             (ident, index) for index in range(1 if call.returns == DYNAMIC else call.returns)
         ]
         given = results
         if call.new is not None:
-            driver.actors.add(Actor(ident, call.spec.name, call.new, call.sink))
+            driver.actors.add(Actor(ident, call.spec.name, call.new, call.sink, owner))
             given = [(ident, HANDLE)]
         elif call.returns == STREAMING:
             given = [(ident, STREAM)]
@@ -71,7 +77,7 @@ class Admission:
             driver.store.create_living(given[0])
         if actor is not None:
             actor.pending.add(ident)
-        job = driver.jobs[ident] = Job(ident, call, results, given, parent)
+        job = driver.jobs[ident] = Job(ident, call, results, given, parent, owner)
         return job
 
     def existing(self, call: Call) -> ObjectId | None:
@@ -90,7 +96,7 @@ class Admission:
 
     def keep(self, payload: Payload) -> ObjectId:
         """Have an object that somebody put; from any thread, with `hold_inner` to follow."""
-        obj = (0, next(_PUTS))
+        obj = (0, numbers.put())
         self._driver.store.create(obj, Outcome(payload))
         return obj
 

@@ -20,14 +20,20 @@ from gpunb.exceptions import GpunbError
 from gpunb.objects import Segment
 from gpunb.runtime.actors import Actors
 from gpunb.runtime.admission import Admission
+from gpunb.runtime.desk import Desk
 from gpunb.runtime.endings import memory_was_short
 from gpunb.runtime.facts import Facts
-from gpunb.runtime.jobs import HISTORY, Job, Past, Wait
+from gpunb.runtime.jobs import HISTORY, Job, Owner, Past, Wait
+from gpunb.runtime.leases import Leases
+from gpunb.runtime.ledger import Ledger
 from gpunb.runtime.output import Sink
+from gpunb.runtime.picture import Picture
 from gpunb.runtime.requests import Requests
 from gpunb.runtime.results import Results, payloads
-from gpunb.runtime.setup import Setups
+from gpunb.runtime.setup import Setups, Surroundings
+from gpunb.runtime.shares import Shares
 from gpunb.runtime.store import Store
+from gpunb.runtime.timeline import Timeline
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 from gpunb.workers.forking import ForkSource
@@ -49,6 +55,7 @@ class Driver:
         setups: Setups,
         *,
         standbys: int,
+        share: str = "warn",
     ) -> None:
         self.loop = loop
         self.store = store
@@ -63,7 +70,12 @@ class Driver:
         self.admission = Admission(self)
         self.results = Results(self)
         self.facts = Facts(self)
-        self._requests = Requests(self)
+        self.timeline = Timeline(self)
+        self.picture = Picture(self)
+        self.sampler = Shares(self, policy=share)
+        self.desk: Desk | None = None
+        self.leases = Leases(self)
+        self.requests = Requests(self)
         self._setups = setups
         self.by_worker: dict[WorkerId, list[TaskId]] = {}
         self._told: dict[WorkerId, Sink] = {}
@@ -78,6 +90,7 @@ class Driver:
 
     def close(self, error: GpunbError) -> None:
         """End all processes; whoever waits for a task is told why nothing comes."""
+        self.picture.close()
         failure = Outcome(serialize.dumps(error), failed=True)
         for job in list(self.jobs.values()):
             for obj in job.results:
@@ -85,6 +98,13 @@ class Driver:
             if job.streams:
                 self.store.end_stream(job.id, failure)
         self.pool.close()
+        self.sampler.close()
+        self.leases.close()
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """What the sessions of this machine hold of its devices; None if nobody shares them."""
+        return self.leases.ledger
 
     # ---------------------------------------------------------------------------------- tasks in
 
@@ -143,6 +163,7 @@ class Driver:
                     self._carry_out(decision)
         finally:
             self._feeding = False
+        self.picture.changed()
 
     def said(self, process: Process, message: msg.Message, segments: list[Segment]) -> None:
         """A worker sent a message."""
@@ -150,7 +171,7 @@ class Driver:
             case msg.Done():
                 self.results.done(process, message, segments)
             case msg.Request():
-                self._requests.handle(process, message, segments)
+                self.requests.handle(process, message, segments)
             case msg.Held():
                 assert process.worker is not None
                 self.store.hold_for(process.worker, message.object, message.change)
@@ -159,6 +180,8 @@ class Driver:
                 self.store.take_stock(process.worker, dict(message.held))
             case msg.Yielded():
                 self.results.yielded(message, segments)
+            case msg.Used():
+                self.sampler.used(process, message)
             case msg.Printed():
                 self._printed(process, self.jobs.get(message.task), message.stream, message.text)
             case msg.Shown():
@@ -220,13 +243,27 @@ class Driver:
         named = getattr(sink, "named", None)
         return named(name) if named is not None else sink
 
+    def owner_of(self, process: Process, task: TaskId) -> Owner | None:
+        """Whose it is what a task submits, or an actor between its calls."""
+        job = self.jobs.get(task)
+        actor = self.actors.on(process.worker or 0)
+        return job.owner if job is not None else actor.owner if actor is not None else None
+
+    def _surroundings(self, job: Job) -> Surroundings:
+        """What of its kernel's process a task's worker shares."""
+        return self._setups.now() if job.owner is None else job.owner.surroundings
+
     def exited(self, process: Process, reason: str) -> None:
         """A worker is gone, and all that it started."""
         assert process.worker is not None
         out_of_memory = "SIGKILL" in reason and memory_was_short()
+        self.leases.gone(process.worker)
         self.feed(ev.WorkerExited(process.worker, reason, out_of_memory))
+        self.sampler.gone(process.worker)
         self.by_worker.pop(process.worker, None)
         self._told.pop(process.worker, None)
+        if (actor := self.actors.on(process.worker)) is not None:
+            self.timeline.left(actor)
         self.actors.moved_out(process.worker)
         self.store.forget(process.worker)
 
@@ -248,6 +285,8 @@ class Driver:
                 self.pool.retire(decision.worker)
             case ev.ActorEnded():
                 self.actor_ended(decision.actor, decision.outcome)
+            case ev.Claim():
+                self.leases.claim(decision.shares)
             case _:
                 assert_never(decision)
 
@@ -268,9 +307,14 @@ class Driver:
             assert actor is not None
             assert actor.constructor is not None
             job = self.jobs[run.task] = actor.constructor
+        if run.new and not self.leases.take(
+            run, job.call.spec.name, lasting=job.call.new is not None
+        ):
+            return
         try:
             process = self.pool.start(run.worker) if run.new else self.pool.process(run.worker)
         except OSError as error:
+            self.leases.gone(run.worker)
             reason = f"it could not be started: {error.strerror}"
             self.feed(ev.WorkerExited(run.worker, reason))
             return
@@ -278,19 +322,20 @@ class Driver:
             return  # it is gone, and `exited` is on its way
         call, spec = job.call, job.call.spec
         if job.worker is None:
+            job.waited = time.monotonic() - job.since
             for outcome in map(self.store.get, call.inputs):
                 if outcome is not None:
                     self.store.memory.pin(outcome.payload)
         job.worker, job.attempt, job.process = run.worker, run.attempt, process
         job.since = time.monotonic()
-        job.gpus = self._setups.ids(run.allocation)
+        job.gpus, job.held = self._setups.ids(run.allocation), run.allocation.shares
         setup = None
-        now = self._setups.now()
         # An actor keeps what it was made with.
-        if process.surroundings is not now and call.kind != "method":
+        now = process.surroundings if call.kind == "method" else self._surroundings(job)
+        if process.surroundings is not now:
             before = process.surroundings
             known = before.environment if before is not None else process.environment
-            setup = self._setups.of(run.allocation, spec.environment, known, now)
+            setup = self._setups.of(run.allocation, spec.environment, known, now, caps=spec.caps)
             process.surroundings = now
         self.by_worker.setdefault(run.worker, []).append(job.id)
         # What a function refers to should not be kept by its workers.
@@ -319,6 +364,8 @@ class Driver:
             host=self.actors.move_in(job, process) if call.new is not None else None,
         )
         self.pool.send(process, work, segments)
+        if run.allocation.shares:
+            self.sampler.begins(job, run.worker, process, run.allocation.shares)
 
     def actor_ended(self, ident: ActorId, outcome: tasks.Outcome) -> None:
         """An actor is over for good, and its process gone."""
@@ -342,6 +389,7 @@ class Addressee:
     def __init__(self, driver: Driver, process: Process) -> None:
         self._driver = driver
         self._process = process
+        self.token = process.token
 
     @property
     def gone(self) -> bool:

@@ -26,6 +26,8 @@ def error_of(job: Job, outcome: tasks.Outcome, actors: Actors) -> Exception:
             return TimeoutError(
                 f"{job.label} ran longer than its timeout of {outcome.seconds:g} s and was stopped"
             )
+        case tasks.Crashed() if outcome.stopped:
+            return OutOfMemoryError(f"{job.label} was stopped: {outcome.reason}")
         case tasks.Crashed():
             tried = f" (attempt {job.attempt})" if job.attempt > 1 else ""
             where = f"process {job.pid}" if job.pid else "process"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from gpunb.backend import STREAMING, Call, ObjectId, Outcome
-from gpunb.core.tasks import TaskId, WorkerId
+from gpunb.core.resources import Shares
+from gpunb.core.tasks import ActorId, TaskId, WorkerId
 from gpunb.runtime.output import Pipe, Sink
+from gpunb.runtime.setup import Surroundings
 from gpunb.workers.pool import Process
 
 HISTORY = 10_000
@@ -18,6 +20,18 @@ Wait: TypeAlias = tuple[tuple[TaskId, ...], int]
 """The tasks whose end is waited for, and of how many of them; none if it is something else."""
 
 
+class Owner(Protocol):
+    """A kernel that is attached to this process, whose tasks run here.
+
+    Attributes:
+        ident: as in `TaskSpec`.
+        surroundings: of its process, which its workers share.
+    """
+
+    ident: int
+    surroundings: Surroundings
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A task from its submission until it is settled. Times are of `time.monotonic`.
@@ -25,6 +39,9 @@ class Job:
     Attributes:
         results: the objects that it makes, as far as their number is known beforehand.
         handed_out: what the caller was given for it.
+        owner: the attached kernel whose it is, at whatever remove; None if this process's own.
+        waited: seconds until its first attempt.
+        held: the shares of devices that its worker has.
         waits: what it waits for at this moment.
     """
 
@@ -33,11 +50,14 @@ class Job:
     results: list[ObjectId]
     handed_out: list[ObjectId]
     parent: TaskId | None = None
+    owner: Owner | None = None
     worker: WorkerId | None = None
     attempt: int = 0
     process: Process | None = None
     since: float = field(default_factory=time.monotonic)
+    waited: float = 0.0
     gpus: tuple[int | str, ...] = ()
+    held: Shares = ()
     reported: tuple[int, list[Outcome]] | None = None
     stdout: Pipe | None = None
     stderr: Pipe | None = None
@@ -57,6 +77,17 @@ class Job:
     def log(self) -> Any:
         """What its sink keeps of its output."""
         return getattr(self.sink, "log", None)
+
+    @property
+    def place(self) -> tuple[int, str | None] | None:
+        """The number of the cell that it comes from, and the front end's name for it."""
+        place: tuple[int, str | None] | None = getattr(self.sink, "place", None)
+        return place
+
+    @property
+    def background(self) -> bool:
+        """Whether nobody waits for it in the notebook."""
+        return bool(getattr(self.sink, "background", False))
 
     @property
     def pid(self) -> int | None:
@@ -94,7 +125,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A task that is over; `seconds` of its last attempt."""
+    """A task that is over; `seconds` of its last attempt, `ended` on the clock of
+    `time.monotonic`. As a part of the timeline also one that is not over, or an actor."""
 
     id: TaskId
     name: str
@@ -103,6 +135,15 @@ class Past:
     gpus: tuple[int | str, ...]
     pid: int | None
     log: Any = None
+    kind: str = "call"
+    actor: ActorId | None = None
+    place: tuple[int, str | None] | None = None
+    background: bool = False
+    held: Shares = ()
+    waited: float = 0.0
+    ended: float = 0.0
+    worker: WorkerId | None = None
+    peak: int | None = None
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -15,14 +15,18 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gpunb.accelerators import pin_environment
+from gpunb.accelerators.mps import Mps
 from gpunb.backend import HANDLE, Call, Context, ObjectId, Outcome
 from gpunb.core import events as ev
 from gpunb.core.resources import Machine
 from gpunb.core.scheduler import Policy, Scheduler
 from gpunb.core.tasks import ActorId
 from gpunb.exceptions import GpunbError
+from gpunb.runtime import shares
+from gpunb.runtime.desk import Answer, Desk, end_of
 from gpunb.runtime.driver import Driver
 from gpunb.runtime.memory import Memory
+from gpunb.runtime.picture import INTERVAL, Watch, Watcher
 from gpunb.runtime.setup import Setups
 from gpunb.runtime.store import Store
 from gpunb.serialize import Payload
@@ -50,8 +54,12 @@ class Local:
         method: str = "fork",
         launched: Launched | None = None,
         vendors: Sequence[str] = (),
+        notes: Sequence[str] = (),
         object_memory: int,
         spill: str | None = None,
+        share: str = "warn",
+        caps: bool = True,
+        mps: Mps | None = None,
         standbys: int = 2,
         policy: Policy | None = None,
     ) -> None:
@@ -62,16 +70,35 @@ class Local:
         descriptors = system.allow_descriptors(_DESCRIPTORS)
         if policy is None:
             policy = Policy(max_workers=min(Policy().max_workers, descriptors // 8))
-        setups = Setups(machine, functools.partial(pin_environment, vendors=tuple(vendors)))
-        self.driver = Driver(
-            Scheduler(machine, policy), self.loop, self.store, setups, standbys=standbys
+        # Where devices do not tell what a process has, the workers do.
+        reports = shares.PERIOD if shares.hidden(machine.devices) else 0.0
+        setups = Setups(
+            machine,
+            functools.partial(pin_environment, vendors=tuple(vendors)),
+            caps=caps,
+            reports=reports,
+            sharing=mps.environment if mps is not None else None,
         )
+        self._mps = mps
+        self.driver = Driver(
+            Scheduler(machine, policy),
+            self.loop,
+            self.store,
+            setups,
+            standbys=standbys,
+            share=share,
+        )
+        self.driver.facts.notes = tuple(notes)
+        self.driver.leases.enter(machine)
+        self.desk = self.driver.desk = Desk(self.driver, end_of(self))
         # Processes that are spawned there would end with the thread that spawned them.
         self._assists = method == "fork"
         self._main = threading.main_thread().ident
         self._closed = False
         self._pid = os.getpid()
         self._failure: BaseException | None = None
+        self.end = "the session was shut down"
+        """What those are told who wait when it is."""
         self._thread = threading.Thread(
             target=self._run, args=(method, tuple(preload), launched), name="gpunb", daemon=True
         )
@@ -161,7 +188,27 @@ class Local:
         if what == "job":
             return self.driver.facts.job(*arguments)
         self._check_alive()
+        if what == "status" and threading.get_ident() != self._thread.ident:
+            self.driver.sampler.fresh()
         return self._on_loop(functools.partial(self.driver.facts.tell, what, *arguments))
+
+    def request(self, request: dict[str, Any], answer: Answer) -> None:
+        """Have the desk do something, which does not wait; `answer` is called on the loop's
+        thread with what the desk says."""
+        self._check_alive()
+        self.loop.post((self.desk.carry_out, request, answer))
+
+    def watch(self, watcher: Watcher, interval: float = INTERVAL) -> Watch:
+        """Have snapshots given to `watcher` on the loop's thread: one now, and one whenever
+        something has changed, until the watch is stopped or the session ends."""
+        self._check_alive()
+        watch = Watch(watcher, interval)
+        self.loop.post((self.driver.picture.begin, watch))
+        return watch
+
+    def later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Call this on the loop's thread, unless the session ends before."""
+        self.loop.post((self.loop.after, seconds, function))
 
     def context(self) -> Context:
         return Context()
@@ -173,6 +220,10 @@ class Local:
         atexit.unregister(self.shutdown)
         self.loop.post((self._stop,))
         self._thread.join(10)
+
+    def join(self) -> None:
+        """Wait until the session has ended."""
+        self._thread.join()
 
     def _do(self, function: Callable[..., object], *arguments: Any) -> None:
         """Have the loop do something: at once, if this is the main thread and the loop sleeps."""
@@ -224,6 +275,8 @@ class Local:
 
     def forked(self) -> None:
         """In a child that somebody forked off the kernel: let go of what is the parent's."""
+        self.desk.forked()
+        self.driver.leases.forked()
         for process in self.driver.pool.processes():
             process.channel.close()
             os.close(process.interrupts)
@@ -252,22 +305,28 @@ class Local:
 
     def _run(self, method: str, preload: Sequence[str], launched: Launched | None) -> None:
         pool = self.driver.pool
+        kept = self.driver.leases.kept
         try:
+            self.driver.leases.open()
             if method == "fork":
-                self.driver.open(ForkSource(self.loop, pool, preload, launched))
+                self.driver.open(ForkSource(self.loop, pool, preload, launched, kept))
             else:
-                self.driver.open(SpawnSource(self.loop, pool))
+                self.driver.open(SpawnSource(self.loop, pool, kept))
+            self.desk.open()
             self.loop.run(_call)
         except BaseException as error:
             self._failure = error
             self.driver.close(GpunbError(f"the runtime stopped after an error: {error!r}"))
         finally:
+            self.desk.close()
             self.loop.close()
+            if self._mps is not None:
+                self._mps.stop()
             self.memory.close()
             self.store.clear()
 
     def _stop(self) -> None:
-        self.driver.close(GpunbError("the session was shut down"))
+        self.driver.close(GpunbError(self.end))
         self.loop.stop()
 
 

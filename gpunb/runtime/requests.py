@@ -15,6 +15,7 @@ from gpunb.core import events as ev
 from gpunb.core.tasks import TaskId
 from gpunb.exceptions import GetTimeoutError, OutOfMemoryError
 from gpunb.objects import Segment
+from gpunb.runtime.jobs import Job, Owner
 from gpunb.runtime.store import Entry
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
@@ -32,43 +33,49 @@ class Requests:
 
     def handle(self, process: Process, request: msg.Request, segments: list[Segment]) -> None:
         try:
-            payloads = serialize.from_wires(request.payloads, segments)
-            match request.verb:
-                case "submit":
-                    self._submit(process, request, payloads[0])
-                case "put":
-                    self._put(process, request, payloads[0])
-                case "fetch":
-                    self._fetch(process, request, *request.arguments)
-                case "wait":
-                    self._wait(process, request, *request.arguments)
-                case "watch":
-                    self._wait(process, request, request.arguments, 1, None, watch=True)
-                case "take":
-                    self._take(process, request, *request.arguments)
-                case "find_actor":
-                    self._find_actor(process, request, *request.arguments)
-                case "kill":
-                    actor, restart = request.arguments
-                    self._driver.kill(actor, restart=restart)
-                    self._reply(process, request, None)
-                case "cancel":
-                    obj, force, recursive = request.arguments
-                    self._driver.check_force(obj, force)
-                    self._driver.feed(ev.CancelRequested(obj[0], force, recursive))
-                    self._reply(process, request, None)
-                case "interrupt":
-                    self._driver.feed(ev.InterruptRequested(request.arguments[0][0]))
-                    self._reply(process, request, None)
-                case "input":
-                    self._input(process, request, *request.arguments)
-                case "ask":
-                    what, arguments = request.arguments
-                    self._reply(process, request, self._driver.facts.tell(what, *arguments))
-                case unknown:
-                    raise ValueError(f"a worker asked for {unknown!r}")
+            self._answer(process, request, serialize.from_wires(request.payloads, segments))
         except Exception as error:
             self._fail(process, request, error)
+
+    def _answer(self, process: Process, request: msg.Request, payloads: list[Payload]) -> None:
+        match request.verb:
+            case "submit":
+                self._submit(process, request, payloads[0])
+            case "put":
+                self._put(process, request, payloads[0])
+            case "fetch":
+                self._fetch(process, request, *request.arguments)
+            case "wait":
+                self._wait(process, request, *request.arguments)
+            case "watch":
+                self._wait(process, request, request.arguments, 1, None, watch=True)
+            case "take":
+                self._take(process, request, *request.arguments)
+            case "find_actor":
+                self._find_actor(process, request, *request.arguments)
+            case "kill":
+                actor, restart = request.arguments
+                self._driver.kill(actor, restart=restart)
+                self._reply(process, request, None)
+            case "cancel":
+                obj, force, recursive = request.arguments
+                self._driver.check_force(obj, force)
+                self._driver.feed(ev.CancelRequested(obj[0], force, recursive))
+                self._reply(process, request, None)
+            case "interrupt":
+                self._driver.feed(ev.InterruptRequested(request.arguments[0][0]))
+                self._reply(process, request, None)
+            case "input":
+                self._input(process, request, *request.arguments)
+            case "ask" if request.arguments[0] == "memory":
+                _, arguments = request.arguments
+                table = self._driver.sampler.table(process.worker, *arguments)
+                self._reply(process, request, table)
+            case "ask":
+                what, arguments = request.arguments
+                self._reply(process, request, self._driver.facts.tell(what, *arguments))
+            case unknown:
+                raise ValueError(f"a worker asked for {unknown!r}")
 
     def _reply(
         self,
@@ -87,22 +94,34 @@ class Requests:
         self._reply(process, request, None, [serialize.dumps(error)], failed=True)
 
     def _submit(self, process: Process, request: msg.Request, arguments: Payload) -> None:
-        driver = self._driver
         facts = pickle.loads(request.arguments[0])
         spec, code, inputs, returns, retry, kind, actor, new, held = facts
-        sink = driver.sink_of(process, request.task, spec.name)
+        sink = self._driver.sink_of(process, request.task, spec.name)
         call = Call(spec, code, arguments, inputs, returns, retry, kind, sink, actor, new, held)
+        self._hand_in(process, request, call, self._driver.owner_of(process, request.task))
+
+    def _hand_in(
+        self,
+        process: Process,
+        request: msg.Request,
+        call: Call,
+        owner: Owner | None,
+        ident: TaskId | None = None,
+    ) -> Job | None:
+        """Hand in a call; no job comes of it if there is such an actor already."""
+        driver, job = self._driver, None
         found = driver.admission.existing(call)
         if found is not None:
             results = [found]
             driver.store.hold(found)
         else:
-            job = driver.admission.admit(call, request.task or None)
+            job = driver.admission.admit(call, request.task or None, owner, ident)
             driver.admission.submitted(job)
             results = job.handed_out
         assert process.worker is not None
         driver.store.granted(process.worker, results)
         self._reply(process, request, results)
+        return job
 
     def _take(self, process: Process, request: msg.Request, obj: ObjectId) -> None:
         there = self._driver.store.take(obj)
@@ -168,13 +187,14 @@ class Requests:
         request: msg.Request,
         objects: Sequence[ObjectId],
         timeout: float | None,
+        values: bool = True,
     ) -> None:
         store = self._driver.store
 
         def finish() -> None:
             outcomes = [store.entry(obj).outcome for obj in objects]
             failed = [each for each in outcomes if each is not None and each.failed]
-            chosen: list[Outcome | None] = [*failed[:1]] if failed else outcomes
+            chosen: list[Outcome | None] = [*failed[:1]] if failed else outcomes if values else []
             payloads = [each.payload for each in chosen if each is not None]
             for each in payloads:
                 store.memory.touch(each)
@@ -188,7 +208,8 @@ class Requests:
             )
             self._fail(process, request, error)
 
-        self._when(process, request, objects, len(objects), timeout, finish, late, fail_fast=True)
+        count = len(set(objects))
+        self._when(process, request, objects, count, timeout, finish, late, fail_fast=True)
 
     def _wait(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,8 @@ from gpunb.core.tasks import WorkerId
 from gpunb.exceptions import GpunbError, ObjectLostError, OutOfMemoryError
 from gpunb.objects import Segment
 from gpunb.runtime.endings import error_of
-from gpunb.runtime.jobs import HISTORY, Job, Past
+from gpunb.runtime.jobs import HISTORY, Job
+from gpunb.runtime.timeline import past_of
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 from gpunb.workers.pool import Process
@@ -154,10 +154,11 @@ class Results:
             running.remove(job.id)
         failure = outcomes if isinstance(outcomes, Outcome) else None
         driver.actors.settled(job, failure)
-        seconds = time.monotonic() - job.since
-        driver.past[job.id] = Past(
-            job.id, job.call.spec.name, state, seconds, job.gpus, job.pid, job.log
-        )
+        if job.held:
+            driver.sampler.ends(job)
+        peak = driver.facts.peak(job.id) if job.held else None
+        past = driver.past[job.id] = past_of(job, state, peak)
+        driver.timeline.settled(past)
         if len(driver.past) > HISTORY:
             del driver.past[next(iter(driver.past))]
         for index, obj in enumerate(job.results):

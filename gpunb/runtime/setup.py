@@ -7,13 +7,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpunb.core.resources import UNIT, Allocation, Device, Machine
+from gpunb.core.resources import GPU, UNIT, Allocation, Device, Machine
+from gpunb.core.shares import pool
 from gpunb.workers import threads
 from gpunb.workers.messages import Setup
 
 EXPOSE = "GPUNB_EXPOSE_GPUS_ON_ZERO"
 
 Pin = Callable[[Sequence[Device]], Mapping[str, str]]
+Sharing = Callable[[Device, int], Mapping[str, str]]
 
 
 class Surroundings(NamedTuple):
@@ -25,24 +27,15 @@ class Surroundings(NamedTuple):
     argv: list[str]
 
 
-class Setups:
-    """Makes the `Setup` of each worker."""
+class Present:
+    """The surroundings of this process, as they are now."""
 
-    def __init__(self, machine: Machine, pin: Pin) -> None:
-        self._devices = {device.key: device for device in machine.devices}
-        self._cpus = machine.cpus
-        self._pin = pin
+    def __init__(self) -> None:
         self._seen: tuple[Any, ...] = ()
         self._now = Surroundings({}, None, [], [])
-        self._changes: tuple[object, object, dict[str, str | None]] = (None, None, {})
-
-    def ids(self, allocation: Allocation) -> tuple[int | str, ...]:
-        """The ids a user sees, ascending; devices are in the machine's order already."""
-        return tuple([self._devices[key].id for key, _ in allocation.shares])
 
     def now(self) -> Surroundings:
-        """The surroundings: the same object as long as nothing has changed, because every task
-        asks."""
+        """The same object as long as nothing has changed, because every task asks."""
         try:
             directory: str | None = os.getcwd()
         except OSError:
@@ -51,10 +44,48 @@ class Setups:
         environment = getattr(os.environ, "_data", os.environ)
         seen = (environment, directory, sys.path, sys.argv)
         if seen != self._seen:
-            self._seen = (dict(environment), directory, list(sys.path), list(sys.argv))
+            seen = (dict(environment), directory, list(sys.path), list(sys.argv))
             path = [str(each) for each in sys.path]
             self._now = Surroundings(dict(os.environ), directory, path, list(sys.argv))
+            self._seen = seen  # the last, as several threads may ask
         return self._now
+
+
+class Setups:
+    """Makes the `Setup` of each worker."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        pin: Pin,
+        *,
+        caps: bool = True,
+        reports: float = 0.0,
+        sharing: Sharing | None = None,
+    ) -> None:
+        """
+        Args:
+            caps: frameworks are told to keep to a worker's share.
+            reports: as in `Setup`.
+            sharing: more variables for a worker that has a share of a device.
+        """
+        self._caps = caps
+        self._reports = reports
+        self._sharing = sharing
+        self._devices = {device.key: device for device in machine.devices}
+        self._cpus = machine.cpus
+        self._pin = pin
+        self._present = Present()
+        self._changes: tuple[object, object, dict[str, str | None]] = (None, None, {})
+
+    def ids(self, allocation: Allocation) -> tuple[int | str, ...]:
+        """The ids of its GPUs that a user sees; devices are in the machine's order already."""
+        devices = [self._devices[key] for key, _ in allocation.shares]
+        return tuple([device.id for device in devices if device.resource == GPU])
+
+    def now(self) -> Surroundings:
+        """The surroundings of this process."""
+        return self._present.now()
 
     def of(
         self,
@@ -62,6 +93,8 @@ class Setups:
         extra: Sequence[tuple[str, str]],
         base: Mapping[str, str],
         now: Surroundings,
+        *,
+        caps: bool = True,
     ) -> tuple[Any, ...]:
         """The setup as a plain tuple. `base` is the environment as the worker knows it."""
         environment = dict(self._changed(base, now.environment))
@@ -71,9 +104,15 @@ class Setups:
         if not any(name in now.environment for name in threads.VARIABLES):
             count = str(self._threads(allocation))
             environment.update((name, count) for name in threads.VARIABLES)
+        cap = None
+        if len(devices) == 1 and (units := allocation.shares[0][1]) < UNIT:
+            cap = pool(units, devices[0].memory) if caps and self._caps else None
+            if self._sharing is not None:
+                environment.update(self._sharing(devices[0], units))
         environment.update(extra)
         ids = self.ids(allocation)
-        return tuple(Setup(environment, ids, now.directory, now.path, now.argv))
+        reports = self._reports if devices else 0.0
+        return tuple(Setup(environment, ids, now.directory, now.path, now.argv, cap, reports))
 
     def _threads(self, allocation: Allocation) -> int:
         """The cores that fall to a worker: those it asked for, or else its part of the devices'.

@@ -275,6 +275,20 @@ class Store:
         for obj in objects:
             held[obj] = held.get(obj, 0) + 1
 
+    def held_by(self, worker: WorkerId, obj: ObjectId) -> int:
+        """The references that a worker has to an object."""
+        return self._workers.get(worker, {}).get(obj, 0)
+
+    def may_name(self, worker: WorkerId, obj: ObjectId) -> bool:
+        """Whether a worker has a reference to an object, or to the generator that gives it."""
+        held = self._workers.get(worker, {})
+        return obj in held or (obj[1] >= 0 and (obj[0], STREAM) in held)
+
+    def wanted(self, obj: ObjectId) -> bool:
+        """Whether anybody has a reference to an object."""
+        entry = self._entries.get(obj)
+        return entry is not None and entry.count > 0
+
     def take_stock(self, worker: WorkerId, held: dict[ObjectId, int]) -> None:
         """A worker says all that it has."""
         booked = self._workers.get(worker, {})

@@ -171,6 +171,11 @@ def _of_torch(tensors: Tensors, tensor: Any) -> Any:
     if has_storage:
         host.requires_grad_(tensor.requires_grad)
         vars(host).update(vars(tensor))
+        if _is_plain(torch, host):
+            # PyTorch's own way writes down where the data lay, which is elsewhere each time: it
+            # would not be the same bytes for the same data.
+            tensors.moved.note(host.nbytes)
+            return _of_storage(tensors, host)
     return tensors.arrived(host, getattr(host, "nbytes", 0))
 
 
@@ -190,41 +195,47 @@ def _of_storage(tensors: Tensors, tensor: Any) -> Any:
     storage = tensor.untyped_storage()
     known = tensors.storages.get(storage._cdata)  # noqa: SLF001 - equal for all its views
     on_device = storage.device.type not in _HOST
+    layout, start = tensor, tensor.storage_offset()
     if known is None:
         part = tensor.numel() * tensor.element_size()
-        if storage.nbytes() >= _LARGE and 2 * part < storage.nbytes():
-            small = tensor.detach()
-            small = small.cpu() if on_device else small.clone()
-            known, layout = _Storage(small.untyped_storage()), small
-            moved = part
-        else:
-            known, layout = _Storage(storage.cpu() if on_device else storage, storage), tensor
+        if storage.nbytes() < _LARGE or 2 * part >= storage.nbytes():
+            known = _Storage(storage.cpu() if on_device else storage, storage)
             tensors.storages[storage._cdata] = known  # noqa: SLF001
             moved = storage.nbytes()
+        elif on_device or not tensor.is_contiguous():
+            layout = tensor.detach().cpu() if on_device else tensor.detach().clone()
+            known, start, moved = _Storage(layout.untyped_storage()), layout.storage_offset(), part
+        else:
+            begin = start * tensor.element_size()
+            known, start, moved = _Storage(storage, storage, (begin, part)), 0, part
     else:
-        layout, moved = tensor, 0
+        moved = 0
     if on_device:
         tensors.moved.count += 1
         tensors.moved.nbytes += moved
-    place = layout.storage_offset(), tuple(layout.size()), layout.stride()
+    place = start, tuple(layout.size()), layout.stride()
     return _tensor, (known, tensor.dtype, place, tensor.requires_grad)
 
 
 class _Storage:
-    """Stands in the stream for a storage on the host. Keeps `source` alive, so that no other has
-    its identity meanwhile."""
+    """Stands in the stream for a storage on the host, or for so many bytes of it from a start.
+    Keeps `source` alive, so that no other has its identity meanwhile."""
 
-    def __init__(self, storage: Any, source: Any = None) -> None:
+    def __init__(
+        self, storage: Any, source: Any = None, part: tuple[int, int] | None = None
+    ) -> None:
         self.storage = storage
         self.source = source
+        self.part = part
 
     def __reduce__(self) -> Any:
-        size = self.storage.nbytes()
+        start, size = self.part or (0, self.storage.nbytes())
         if not size:
             return _storage, (b"",)
         ctypes = importlib.import_module("ctypes")  # not loaded by all who import this package
-        memory = (ctypes.c_ubyte * size).from_address(self.storage.data_ptr())
-        memory.owner = self.storage
+        memory = (ctypes.c_ubyte * size).from_address(self.storage.data_ptr() + start)
+        # Either keeps it alive; `reuse` tells them apart.
+        setattr(memory, "owner" if self.storage is self.source else "passing", self.storage)
         return _storage, (pickle.PickleBuffer(memoryview(memory).cast("B")),)
 
 

@@ -23,9 +23,22 @@ _MOST_PROBES = 20_000
 _MOST_SECONDS = 2.0
 
 _BOUND_TO_PROCESS = (
-    "locks, open files, sockets, generators and database connections belong to one process. "
-    "Make it inside the function instead."
+    "locks, open files, sockets, generators and database connections belong to one process."
 )
+_WAYS: dict[values.Way, tuple[str, str]] = {
+    "task": ("cannot be sent to a worker", "Make it inside the function instead."),
+    "result": ("cannot be sent back", "Return what it gives instead."),
+    "cell": (
+        "cannot be sent to a worker",
+        "Make it inside the cell instead, or name what to send with --in.",
+    ),
+    "home": (
+        "cannot come home",
+        "Bind what it gives, such as a list or a number, or keep it in a session (--session NAME).",
+    ),
+}
+"""What is said of each way, and what can be done instead."""
+
 _PROCESS_MODULES = frozenset(
     {"_thread", "threading", "_io", "io", "socket", "_socket", "ssl", "_ssl", "select", "mmap"}
     | {"subprocess", "sqlite3", "asyncio", "_asyncio", "concurrent", "multiprocessing", "weakref"}
@@ -59,6 +72,7 @@ def explain(
     *,
     names: Sequence[str] = (),
     error: BaseException | None = None,
+    way: values.Way = "task",
 ) -> str:
     """Return a sentence on what in `value` cannot be pickled, where it is, and why.
 
@@ -67,19 +81,23 @@ def explain(
         what: the value in words; "arguments of train" for a pair (args, kwargs).
         names: names of the positional arguments.
         error: what pickling it raised; found out if not given.
+        way: where it was to go.
     """
-    result = what.removeprefix("the ").startswith("result")
-    verb = "cannot be sent back" if result else "cannot be sent to a worker"
+    if what.removeprefix("the ").startswith("result"):
+        way = "result"
+    verb, advice = _WAYS[way]
+    always = f". {advice}" if way in ("cell", "home") else ""
     known = None if error is None else _words(error)
     try:
         for subject, part in _subjects(value, what, names):
             failure = known if part is value and known is not None else _failure(part)
             if failure is not None:
-                return f"{subject} {verb}: {_reason(_Search().find(part, failure))}"
+                reason, bound = _reason(_Search().find(part, failure))
+                return f"{subject} {verb}: {reason}" + (f" {advice}" if bound else always)
     except Exception as trouble:  # an object that answers no question, no stack left, ...
         known = known or _words(trouble)
     reason = f"pickling it raised {known.text}" if known else "nothing in it fails now"
-    return f"{what} {verb}: {reason}"
+    return f"{what} {verb}: {reason}{always}"
 
 
 def _subjects(value: Any, what: str, names: Sequence[str]) -> Iterator[tuple[str, object]]:
@@ -239,7 +257,8 @@ def _attributes(state: Any) -> Iterator[tuple[str, object]]:
         yield " (its state)", state
 
 
-def _reason(culprit: _Culprit) -> str:
+def _reason(culprit: _Culprit) -> tuple[str, bool]:
+    """Why it fails, and whether because it belongs to one process."""
     where = ""
     for step in culprit.path:
         joined = not where or step[:1] in {".", "[", " ", ""}
@@ -248,15 +267,15 @@ def _reason(culprit: _Culprit) -> str:
         where = f"it{where}"
     if culprit.failure.too_deep:
         limit = sys.getrecursionlimit()
-        return f"{where} is nested too deeply (Python's limit is {limit:,} levels)"
+        return f"{where} is nested too deeply (Python's limit is {limit:,} levels)", False
     kind = type(culprit.part)
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
     article = "an" if name.lstrip("_")[:1].lower() in set("aeiou") else "a"
     # What a type without any way to pickle says: handles of libraries written in C.
     no_way = "cannot pickle" in culprit.failure.text and kind.__name__ in culprit.failure.text
     if no_way or _of_process_kind(kind):
-        return f"{where} is {article} {name}; {_BOUND_TO_PROCESS}"
-    return f"{where} is {article} {name}, and pickling it raised {culprit.failure.text}"
+        return f"{where} is {article} {name}; {_BOUND_TO_PROCESS}", True
+    return f"{where} is {article} {name}, and pickling it raised {culprit.failure.text}", False
 
 
 def _of_process_kind(kind: type) -> bool:

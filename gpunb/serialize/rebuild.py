@@ -64,6 +64,13 @@ class Rebuilder(pickle.Unpickler):
         if lazy_modules:
             self._own["subimport"] = lazy_module
 
+    def load(self) -> Any:
+        """Return the value, and hold on to nothing of it."""
+        try:
+            return super().load()
+        finally:
+            self._own.clear()  # methods of this object, which knows all that it has made
+
     def find_class(self, module: str, name: str, /) -> Any:
         """Return what a name in the stream stands for."""
         if module == "cloudpickle.cloudpickle" and name in self._own:
@@ -122,6 +129,17 @@ def _known_or_made(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     cls = make(*arguments)
     _arrived[identity] = cls
     return cls
+
+
+def arrived_classes() -> list[tuple[str, type]]:
+    """The classes that this process got from another one, each with what identifies it there."""
+    return list(_arrived.items())
+
+
+def class_of(identity: str) -> type | None:
+    """The class of that identity, made here or elsewhere."""
+    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+    return known
 
 
 def _came_from_elsewhere(cls: type) -> bool:

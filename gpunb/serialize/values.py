@@ -12,7 +12,7 @@ import pickle
 import threading
 from collections.abc import Hashable, Iterable, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from cloudpickle import cloudpickle
 
@@ -144,8 +144,17 @@ def from_wires(wires: Iterable[tuple[Any, int]], segments: Iterable[Segment]) ->
     ]
 
 
+Way: TypeAlias = Literal["task", "result", "cell", "home"]
+"""Where a value is to go: to a task or back, to a cell of a notebook or home."""
+
+
 def dumps(
-    value: Any, *, what: str = "value", names: Sequence[str] = (), reuse: Reuse | None = None
+    value: Any,
+    *,
+    what: str = "value",
+    names: Sequence[str] = (),
+    way: Way = "task",
+    reuse: Reuse | None = None,
 ) -> Payload:
     """Pickle `value`.
 
@@ -154,6 +163,7 @@ def dumps(
         what: the value in words, for error messages. "arguments of train" for a pair
             (args, kwargs): the message then names the argument.
         names: names of the positional arguments, for the same purpose.
+        way: where it is to go, for the same purpose.
         reuse: what was sent before of large buffers.
 
     Raises:
@@ -165,8 +175,12 @@ def dumps(
         return Payload(stream) if len(stream) <= INLINE_LIMIT else _packed([stream], [], ())
     buffers: list[memoryview] = []
     try:
-        pieces, references = _pickle(value, buffers, what, names)
-        return _packed(pieces, buffers, references, reuse)
+        pieces, references = _pickle(value, buffers, what, names, way)
+        payload = _packed(pieces, buffers, references, reuse)
+        if reuse is not None:
+            buffers.clear()
+            reuse.sent()
+        return payload
     except BaseException:
         buffers.clear()  # the error's traceback would keep the data alive
         raise
@@ -293,7 +307,11 @@ def pickle_in_pieces(
 
 
 def _pickle(
-    value: Any, buffers: list[memoryview] | None, what: str, names: Sequence[str]
+    value: Any,
+    buffers: list[memoryview] | None,
+    what: str,
+    names: Sequence[str],
+    way: Way = "task",
 ) -> tuple[list[bytes | memoryview], tuple[Any, ...]]:
     """Like `pickle_in_pieces`, but the error says what is wrong, and where."""
     try:
@@ -303,7 +321,7 @@ def _pickle(
     except Exception as error:
         from gpunb.serialize.explain import explain
 
-        raise TypeError(explain(value, what, names=names, error=error)) from error
+        raise TypeError(explain(value, what, names=names, error=error, way=way)) from error
 
 
 def _packed(

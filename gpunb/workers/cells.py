@@ -6,29 +6,28 @@ is the result of the task; so is its error, because a cell that fails has bound 
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import os
-import resource
 import sys
 import threading
-import types
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from IPython.core.interactiveshell import ExecutionResult
 
 from gpunb import backend, serialize
-from gpunb.core.resources import size_text
-from gpunb.serialize import Moved, Payload
+from gpunb.serialize import Payload
 from gpunb.workers import comms, stdin
+from gpunb.workers.attributes import Attributes
 from gpunb.workers.changes import Fingerprints
+from gpunb.workers.ending import ending_of
 from gpunb.workers.modules import Autoreload
 from gpunb.workers.remote import Remote
-from gpunb.workers.running import say
 from gpunb.workers.shell import Compiler, Hook, Publisher, Shell, Show, prepare, remember
-from gpunb.workers.sizes import size_of
 
 FLUSH = 0.05
 """Seconds after which text without a line end is shown."""
@@ -53,6 +52,8 @@ class Cell:
         xmode: how long they are.
         interactivity: the kernel's ``ast_node_interactivity``.
         shell: module and name of the class of the notebook's shell.
+        local: names of the function that asked for this expression, whose values are in one dict
+            under `LOCALS`.
         known: names that it reads and that this worker has already, from an earlier cell.
         silent: whether its value is not shown.
         largest: bytes that a value may have to come home, if it was not asked for by name; 0 for
@@ -77,6 +78,7 @@ class Cell:
     xmode: str = "Context"
     interactivity: str = "last_expr"
     known: frozenset[str] = frozenset()
+    local: tuple[str, ...] = ()
     shell: tuple[str, str] = ("", "")
     silent: bool = False
     largest: int = 0
@@ -84,50 +86,11 @@ class Cell:
     request: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a cell ended; beside it travel the values that come home.
-
-    Attributes:
-        modules: names bound to modules, by module name.
-        same: names bound to objects that it was given and left as they were, by those names.
-        deleted: names that it was given and that are gone.
-        kept: names that stay behind, each with the reason.
-        own: names that it bound and that were not to come home.
-        changed: names whose objects, given to the cell, were changed in place.
-        shown: whether the value under `LAST` in the values is that of the last expression.
-        failure: what it raised, as `serialize.dump_failure` made it.
-        traceback: the lines that IPython shows for that.
-        flags: of the compiler.
-        peak: bytes of memory that the worker had at most.
-    """
-
-    modules: dict[str, str] = field(default_factory=dict)
-    same: dict[str, str] = field(default_factory=dict)
-    deleted: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    kept: tuple[tuple[str, str], ...] = ()
-    own: tuple[str, ...] = ()
-    shown: bool = False
-    failure: Payload | None = None
-    traceback: tuple[str, ...] = ()
-    flags: int = 0
-    peak: int = 0
-
-
 class Host:
     """What a session's worker is an actor of: its state is that of the shell."""
 
 
-SHELL_NAMES = frozenset(
-    """In Out exit quit get_ipython open _ __ ___ _i _ii _iii _dh _ih _oh
-    __builtin__ __builtins__ __name__ __doc__ __loader__ __package__ __spec__
-    __annotations__ __warningregistry__""".split()
-)
-"""Names in a shell's namespace that are the shell's own, not the user's."""
-
-LAST = "\x00last"
-"""The key, no possible name, of the last expression's value."""
+LOCALS = "__gpunb_locals__"
 
 _ELSEWHERE = object()
 """What a name is bound to that the cell may delete and does not read."""
@@ -150,7 +113,9 @@ def run(arguments: Payload, remote: Remote, label: str) -> Payload:
         names.setdefault(name, _ELSEWHERE)
     before = dict(names)
     known = {name: names[name] for name in cell.known if name in names}
-    fingerprints = Fingerprints({**known, **values}, "hashed")
+    compared = {**known, **values} if cell.outputs != () else {}
+    fingerprints = Fingerprints(compared, "compared")
+    attributes = Attributes(compared)
     _dress(shell, cell)
     if cell.silent:
         Hook.show = staticmethod(_without_value(show))
@@ -164,7 +129,15 @@ def run(arguments: Payload, remote: Remote, label: str) -> Payload:
     for name in cell.deletes:
         if names.get(name) is _ELSEWHERE:
             del names[name], before[name]
-    return _ending(cell, result, label, before=before, given=values, fingerprints=fingerprints)
+    return ending_of(
+        cell,
+        result,
+        label,
+        before=before,
+        given=values,
+        fingerprints=fingerprints,
+        attributes=attributes,
+    )
 
 
 def _in_order(show: Show) -> Show:
@@ -200,6 +173,9 @@ def _imported(name: str) -> Any:
 def _dress(shell: Shell, cell: Cell) -> None:
     """Take over how the notebook shows things."""
     shell.execution_count = cell.number
+    if len(visited := shell.user_ns["_dh"]) == 1:  # the shell was made before it was here
+        with contextlib.suppress(OSError):
+            visited[:] = [os.getcwd()]
     if cell.shell[1]:
         # Libraries tell a notebook from a terminal by it, and show things accordingly.
         Shell.__module__, Shell.__name__ = cell.shell
@@ -228,7 +204,8 @@ def _dress(shell: Shell, cell: Cell) -> None:
 def _execute(shell: Shell, cell: Cell) -> ExecutionResult:
     Hook.cell, Hook.value, Hook.shown = cell.source, None, False
     shell.traceback_lines = []
-    result: ExecutionResult = shell.run_cell(cell.source, store_history=False)
+    with _within(shell, cell.local):
+        result: ExecutionResult = shell.run_cell(cell.source, store_history=False)
     if result.success and shell.traceback_lines:  # of a part that a magic such as %%capture ran
         name, text = shell.error_shown
         lines = shell.traceback_lines
@@ -236,164 +213,34 @@ def _execute(shell: Shell, cell: Cell) -> ExecutionResult:
     return result
 
 
-# ------------------------------------------------------------------------------------ the way home
-
-
-def _ending(
-    cell: Cell,
-    result: ExecutionResult,
-    label: str,
-    *,
-    before: Mapping[str, Any],
-    given: Mapping[str, Any],
-    fingerprints: Fingerprints,
-) -> Payload:
-    shell = prepare()
-    error = result.error_before_exec or result.error_in_exec
-    lines = tuple(shell.traceback_lines)
-    names = shell.user_ns
-    changed = [
-        name
-        for name in fingerprints.changed()
-        if names.get(name) is before[name] and (cell.outputs is None or name in cell.outputs)
-    ]
-    wanted = _wanted(names, cell, before, changed)
-    missing = [name for name in cell.outputs or () if name not in names]
-    if missing and error is None:
-        error = NameError(f"--out asks for {', '.join(missing)}, which the cell did not bind")
-        lines = (f"NameError: {error}",)
-    if Hook.shown and error is None:
-        wanted[LAST] = Hook.value
-    modules = {
-        name: each.__name__
-        for name, each in wanted.items()
-        if isinstance(each, types.ModuleType) and sys.modules.get(each.__name__) is each
-    }
-    same = _same(wanted, given, changed)
-    values = {name: wanted[name] for name in wanted.keys() - modules.keys() - same.keys()}
-    deleted = tuple(
-        name
-        for name in before
-        if name not in names and (cell.outputs is None or name in cell.outputs)
-    )
-
-    own = tuple(_bound(names, cell, before).keys() - wanted.keys())
-    large = _take_out_large(values, cell)
-    moved: Moved | None = None
-
-    def packed(
-        error: BaseException | None,
-        lines: tuple[str, ...],
-        kept: tuple[tuple[str, str], ...],
-    ) -> Payload:
-        ending = Ending(
-            modules=modules,
-            same=same,
-            deleted=deleted,
-            changed=tuple(changed),
-            kept=kept,
-            own=own,
-            shown=Hook.shown and error is None and LAST not in dict(kept),
-            failure=_failure(error, label) if error is not None else None,
-            traceback=lines,
-            flags=shell.compile.flags,
-            peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        )
-        nonlocal moved
-        moved = serialize.moving()
-        with moved or nullcontext():
-            return serialize.dumps((ending, values), what="names of the cell")
-
-    def told(payload: Payload) -> Payload:
-        if moved is not None and moved.count:
-            say(f"gpunb: {moved}\n")
-        return payload
-
+@contextmanager
+def _within(shell: Shell, names: tuple[str, ...]) -> Iterator[None]:
+    """Run an expression as if in the function whose names these are."""
+    if not names:
+        yield
+        return
+    function = _Function(names)
+    shell.ast_transformers.append(function)
     try:
-        payload = packed(error, lines, large)
-        _tell(error, lines)
-        return told(payload)
-    except Exception:  # something among them cannot be pickled; the rest still goes home
-        there = {name for name in cell.known if names.get(name) is before.get(name)}
-        kept = large + _leave_behind(values, there)
-    asked = [f"--out {name}: {reason}" for name, reason in kept if cell.outputs and name != LAST]
-    if asked and error is None:
-        error = TypeError("; ".join(asked))
-        lines = (f"TypeError: {error}",)
-    _tell(error, lines)
-    return told(packed(error, lines, kept))
+        yield
+    finally:
+        shell.ast_transformers.remove(function)
 
 
-def _failure(error: BaseException, label: str) -> Payload:
-    with serialize.moving() or nullcontext():
-        return serialize.dump_failure(error, task=label)
+class _Function(ast.NodeTransformer):
+    """Makes the body of a function of an expression: what it calls sees other names than it."""
 
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
 
-def _tell(error: BaseException | None, lines: Sequence[str]) -> None:
-    """Say that the cell has failed, as the kernel opens its ending only between other cells."""
-    if error is not None:
-        content = {"ename": type(error).__name__, "evalue": str(error), "traceback": list(lines)}
-        Hook.show("failed", content)
-
-
-def _same(
-    wanted: Mapping[str, Any], given: Mapping[str, Any], changed: list[str]
-) -> dict[str, str]:
-    """Names for what the notebook has already, with its name there."""
-    there = {id(value): name for name, value in given.items() if name not in changed}
-    return {name: there[id(value)] for name, value in wanted.items() if id(value) in there}
-
-
-def _take_out_large(values: dict[str, Any], cell: Cell) -> tuple[tuple[str, str], ...]:
-    """Take out of the values what is too large to come home if nobody has asked for it."""
-    if not cell.largest or cell.outputs is not None:
-        return ()
-    sizes = {name: size_of(value) for name, value in values.items()}
-    large = {name: size for name, size in sizes.items() if size > cell.largest}
-    for name in large:
-        del values[name]
-    return tuple((name, _why_large(name, size, cell.largest)) for name, size in large.items())
-
-
-def _why_large(name: str, size: int, largest: int) -> str:
-    return (
-        f"it has {size_text(size)}, more than the {size_text(largest)} of GpuMagics.largest; "
-        f"--session NAME keeps it for further cells, --out {name} brings it home"
-    )
-
-
-def _leave_behind(values: dict[str, Any], there: set[str]) -> tuple[tuple[str, str], ...]:
-    """Take out of the values what cannot be pickled, and say why, unless it was there before."""
-    kept = []
-    for name in list(values):
-        try:
-            with serialize.moving() or nullcontext():
-                serialize.dumps(values[name], what=name)
-        except Exception as reason:
-            if name not in there:
-                kept.append((name, comms.why_here(values[name], str(reason))))
-            del values[name]
-    return tuple(kept)
-
-
-def _wanted(
-    names: Mapping[str, Any], cell: Cell, before: Mapping[str, Any], changed: list[str]
-) -> dict[str, Any]:
-    """What the cell bound, and what it changed in place."""
-    if cell.outputs is not None:
-        return {name: names[name] for name in cell.outputs if name in names}
-    return {**_bound(names, cell, before), **{name: names[name] for name in changed}}
-
-
-def _bound(names: Mapping[str, Any], cell: Cell, before: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, value in names.items():
-        if name in SHELL_NAMES or (name.startswith("_i") and name[2:].isdigit()):
-            continue
-        bound = name not in before or before[name] is not value
-        if bound and (cell.binds is None or name in cell.binds):
-            found[name] = value
-    return found
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        (statement,) = node.body
+        assert isinstance(statement, ast.Expr)
+        call: Any = ast.parse(f"(lambda {', '.join(self._names)}: 0)(**{LOCALS})").body[0]
+        call.value.func.body = statement.value
+        for part in (call, *ast.walk(call.value.func.args), call.value, call.value.func):
+            ast.copy_location(part, statement)
+        return ast.fix_missing_locations(ast.Module([call], []))
 
 
 def _flush() -> None:

@@ -2,7 +2,8 @@
 
 An object is compared by its pickle before and after. Large buffers that lie in private mappings, as
 those that came from another process do, are not looked at: the system knows which pages of those
-were written to. Of others there is a choice.
+were written to. Of others there is a choice: where the system can say whether they were written to,
+they are watched, and else hashed; or they are not looked at at all.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import io
 import pickle
 import types
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from gpunb.objects import address, untouched
+from gpunb.pages import Mappings, Watch
 from gpunb.serialize.devices import Tensors, moving
+from gpunb.serialize.reuse import owner_of, passing
 
 _FIXED = (
     int,
@@ -37,10 +41,14 @@ _CODE = (type, types.FunctionType, types.ModuleType, types.MethodType)
 LARGE = 64 * 1024
 """Bytes from which on a buffer is watched by page instead of copied."""
 
+WATCHED = 1 << 20
+"""Bytes from which on one that lies in memory of our own is watched instead of hashed."""
+
 _PIECE = 256 * 1024
 
-Others: TypeAlias = Literal["changed", "hashed", "ignored"]
-"""What large buffers outside of private mappings are taken for; to hash takes 0.4 s per GB."""
+Others: TypeAlias = Literal["changed", "compared", "ignored"]
+"""What large buffers outside of private mappings are taken for. Where they cannot be watched, to
+compare them takes 0.4 s per GB."""
 
 
 class _Pickler(pickle.Pickler):
@@ -63,11 +71,27 @@ class _Fingerprint:
 
     __slots__ = ("_data", "_large", "_others", "_small")
 
-    def __init__(self, value: Any, others: Others) -> None:
+    def __init__(self, value: Any, others: Others, mappings: Mappings) -> None:
         self._others = others
         self._data, buffers = _pickled(value)
         self._small = [bytes(each) for each in buffers if each.nbytes < LARGE]
-        self._large = [self._first_look(each) for each in buffers if each.nbytes >= LARGE]
+        large = [each for each in buffers if each.nbytes >= LARGE]
+        self._large = [self._first_look(each, mappings) for each in large]
+        if any(isinstance(known, Watch) for known, _ in self._large):
+            owners = [_weakly(owner_of(each)) for each in large]
+            buffers.clear()
+            large.clear()
+            self._hash_passing(value, [owner() is None for owner in owners])
+
+    def _hash_passing(self, value: Any, passing: list[bool]) -> None:
+        """Hash what was watched for nothing: buffers that were made for the pickle alone, and lie
+        elsewhere in the next one."""
+        if not any(passing):
+            return
+        large = [each for each in _pickled(value)[1] if each.nbytes >= LARGE]
+        for number, (each, passes) in enumerate(zip(large, passing, strict=True)):
+            if passes and isinstance(self._large[number][0], Watch):
+                self._large[number] = _hash(each), each.nbytes
 
     def still(self, value: Any) -> bool:
         """Whether the object is what it was."""
@@ -80,26 +104,51 @@ class _Fingerprint:
             return False
         return all(map(self._unchanged, large, self._large))
 
-    def _first_look(self, buffer: memoryview) -> tuple[Any, int]:
-        if self._others == "hashed" and not untouched(buffer):
-            return ("hash", _hash(buffer)), buffer.nbytes
-        place = None if self._others == "ignored" else address(buffer)
-        return place, buffer.nbytes
+    def _first_look(self, buffer: memoryview, mappings: Mappings) -> _Look:
+        if self._others == "ignored":
+            return None, buffer.nbytes
+        if self._others == "changed" or (untouched(buffer) and mappings.private(buffer)):
+            return address(buffer), buffer.nbytes
+        return _watched(buffer) or _hash(buffer), buffer.nbytes
 
-    def _unchanged(self, buffer: memoryview, before: tuple[Any, int]) -> bool:
+    def _unchanged(self, buffer: memoryview, before: _Look) -> bool:
         known, size = before
         if buffer.nbytes != size:
             return False
-        if self._others == "ignored":
-            return True
-        if isinstance(known, tuple):
-            return bool(known[1] == _hash(buffer))
+        match known:
+            case None:
+                return True
+            case Watch():
+                return known.untouched(buffer)
+            case bytes():
+                return known == _hash(buffer)
         return known == address(buffer) and untouched(buffer)
 
 
-def _hash(buffer: memoryview) -> int:
+_Look: TypeAlias = tuple[int | bytes | Watch | None, int]
+"""A large buffer's place, hash or watch, if it is looked at, and its size."""
+
+
+def _watched(buffer: memoryview) -> Watch | None:
+    if buffer.nbytes < WATCHED or passing(buffer):
+        return None
+    try:
+        return Watch(buffer)
+    except OSError:  # the system cannot tell
+        return None
+
+
+def _weakly(owner: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(owner)
+    except TypeError:  # nobody knows how long it lives
+        return lambda: None
+
+
+def _hash(buffer: memoryview) -> bytes:
     starts = range(0, buffer.nbytes, _PIECE)
-    return hash(tuple([hash(buffer[start : start + _PIECE].tobytes()) for start in starts]))
+    pieces = tuple([hash(buffer[start : start + _PIECE].tobytes()) for start in starts])
+    return hash(pieces).to_bytes(8, "little", signed=True)
 
 
 def _pickled(value: Any) -> tuple[bytes, list[memoryview]]:
@@ -116,7 +165,10 @@ class Fingerprints:
         self._values = {
             name: value for name, value in values.items() if not isinstance(value, _FIXED)
         }
-        self._before = {name: _taken(value, others) for name, value in self._values.items()}
+        mappings = Mappings()
+        self._before = {
+            name: _taken(value, others, mappings) for name, value in self._values.items()
+        }
 
     def changed(self) -> Iterable[str]:
         """The names whose objects are no longer what they were, or cannot be compared."""
@@ -125,6 +177,10 @@ class Fingerprints:
     def forget(self, name: str) -> None:
         """Do not look at this one any more."""
         self._values.pop(name, None)
+
+    def comparable(self, name: str) -> bool:
+        """Whether it can be told if this one has changed."""
+        return name in self._values and self._before[name] is not None
 
     def has_changed(self, name: str) -> bool:
         """Whether the object is no longer what it was, or cannot be compared."""
@@ -137,8 +193,8 @@ class Fingerprints:
             return True
 
 
-def _taken(value: Any, others: Others) -> _Fingerprint | None:
+def _taken(value: Any, others: Others, mappings: Mappings) -> _Fingerprint | None:
     try:
-        return _Fingerprint(value, others)
+        return _Fingerprint(value, others, mappings)
     except Exception:  # whatever its own methods raise
         return None

@@ -205,12 +205,15 @@ def _reseed() -> None:
         torch.default_generator.seed()
 
 
-def spawned(channel: Any, out: Any, err: Any, interrupts: Any, kernel: int) -> NoReturn:
-    """As `main`, in a new interpreter of its own; the arguments are connections."""
+def spawned(kernel: int, channel: Any, out: Any, err: Any, interrupts: Any, *kept: Any) -> NoReturn:
+    """As `main`, in a new interpreter of its own; the other arguments are connections. Those
+    `kept` stay open as long as the process lives."""
     system.die_with_parent(kernel)
     own_streams()
     connections = (channel, out, err, interrupts)
     descriptors = [os.dup(each.fileno()) for each in connections]
-    for each in connections:
+    for each in kept:
+        os.dup(each.fileno())
+    for each in (*connections, *kept):
         each.close()
     main(*descriptors)

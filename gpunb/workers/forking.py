@@ -36,8 +36,15 @@ class ForkSource:
     """Starts the zygote, has it preload, forks through it, and replaces it when it dies."""
 
     def __init__(
-        self, loop: Loop, pool: Pool, preload: Sequence[str], launched: Launched | None = None
+        self,
+        loop: Loop,
+        pool: Pool,
+        preload: Sequence[str],
+        launched: Launched | None = None,
+        kept: int | None = None,
     ) -> None:
+        """All its processes have the descriptor `kept` open as long as they live."""
+        self._kept = kept
         self._loop = loop
         self._pool = pool
         self._asked = frozenset(preload)
@@ -61,6 +68,8 @@ class ForkSource:
         self._process = launched.process
         self.environment = launched.environment
         self._first = self._listen(launched.sock)
+        if self._kept is not None:
+            self._tell(self._first, ("keep",), [self._kept])
         self._breed()
 
     def _breed(self) -> None:

@@ -6,10 +6,12 @@ imports itself.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.process
 import os
 import signal
 import socket
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,14 +33,38 @@ def launch(process: Any) -> None:
     # Until it has a session of its own, an interrupt of the kernel's group reaches it: it inherits
     # this mask, and lifts it itself. Starting multiprocessing's tracker, as loky does, lifts it
     # here, so that comes first.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _trackers_apart():
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # When the interpreter ends, multiprocessing waits for its processes, in forks of this one too.
     multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _trackers_apart() -> Iterator[None]:
+    """Start the trackers of multiprocessing and loky in sessions of their own. A Jupyter kernel
+    that ends waits for its process group, and they do not end before the kernel, nor on SIGTERM."""
+    from multiprocessing import util
+
+    plain = util.spawnv_passfds
+    setsid = next((each for each in _SETSID if os.access(each, os.X_OK)), b"")
+
+    def spawn(path: Any, args: Sequence[Any], descriptors: Any) -> int:
+        return plain(setsid, [setsid, path, *args[1:]], descriptors)
+
+    if setsid:
+        util.spawnv_passfds = spawn  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        util.spawnv_passfds = plain
+
+
+_SETSID = (b"/usr/bin/setsid", b"/bin/setsid")
 
 
 def zygote() -> Launched:

@@ -64,8 +64,9 @@ class Loop:
             self._asleep = False
             os.eventfd_write(self._wake, 1)
 
-    def do(self, item: Any) -> None:
-        """As `post`; at once and on this thread if the loop sleeps. No interrupt may come."""
+    def do(self, item: Any, then: Callable[[], object] | None = None) -> None:
+        """As `post`; at once and on this thread if the loop sleeps, and after it what is `then` to
+        be done while this thread has the turn. No interrupt may come."""
         if not self._asleep or not self._turn.acquire(blocking=False):
             self.post(item)
             return
@@ -78,6 +79,8 @@ class Loop:
             inbox.append(item)
             for _ in range(len(inbox)):
                 receive(inbox.popleft())
+            if then is not None:
+                then()
         except BaseException as error:
             self._failure = error  # it is the loop's, as if it had been there
         finally:

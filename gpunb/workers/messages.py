@@ -27,6 +27,10 @@ class Setup(NamedTuple):
         directory: current directory, or None to keep it.
         path: `sys.path`.
         argv: `sys.argv`.
+        caps: what the pool of a framework may take of its device, as the fields of `Caps`; None
+            for all.
+        reports: seconds after which it says again how much device memory it has; 0 to say it
+            only after each task.
     """
 
     environment: dict[str, str | None]
@@ -34,6 +38,8 @@ class Setup(NamedTuple):
     directory: str | None
     path: list[str]
     argv: list[str]
+    caps: tuple[float, int | None] | None = None
+    reports: float = 0.0
 
 
 class Host(NamedTuple):
@@ -173,11 +179,31 @@ class Stock(NamedTuple):
     held: tuple[tuple[ObjectId, int], ...]
 
 
+class Used(NamedTuple):
+    """What the frameworks of a worker have of its devices: (position among them, bytes now, bytes
+    at most)."""
+
+    memory: tuple[tuple[int, int, int], ...]
+
+
 class Shown(NamedTuple):
     """Something to show where the task was submitted: `kind` and `content` as in Jupyter's
     messages, without its envelope."""
 
     task: int
+    kind: str
+    content: Mapping[str, Any]
+    payloads: tuple[tuple[Wire, int], ...] = ()
+
+
+# ---------------------------------------------------------------------- head to attached kernel
+
+
+class Output(NamedTuple):
+    """Something for the sink that the kernel knows by this number: `kind` names what is to be done
+    with it, `content` what with."""
+
+    sink: int
     kind: str
     content: Mapping[str, Any]
     payloads: tuple[tuple[Wire, int], ...] = ()
@@ -196,6 +222,8 @@ Message: TypeAlias = (
     | Held
     | Shown
     | Stock
+    | Used
+    | Output
 )
 
 _TYPES: tuple[type[Any], ...] = (
@@ -211,6 +239,8 @@ _TYPES: tuple[type[Any], ...] = (
     Shown,
     Stock,
     Told,
+    Used,
+    Output,
 )
 _NUMBER = {kind: number for number, kind in enumerate(_TYPES)}
 

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gpunb.core.tasks import WorkerId
@@ -48,6 +48,7 @@ class Process:
         "gone",
         "heard",
         "interrupts",
+        "leave",
         "origin",
         "out",
         "paced",
@@ -79,6 +80,8 @@ class Process:
         self.surroundings: Any = None
         self.backlog: deque[tuple[bytes, list[Segment]]] = deque()
         self.paced: set[int] = set()
+        self.leave: Callable[[], None] | None = None
+        """What ends it, if it is no process that was started here."""
 
 
 class Listener(Protocol):
@@ -174,7 +177,8 @@ class Pool:
         descriptors = [each.fileno() for each in segments]
         process.channel.send_encoded(data, descriptors, socket.MSG_DONTWAIT)
 
-    def _send_backlog(self, process: Process) -> None:
+    def send_backlog(self, process: Process) -> None:
+        """Send what could not be sent before, as far as that is possible now."""
         while process.backlog:
             try:
                 self._send_now(process, *process.backlog[0])
@@ -192,7 +196,9 @@ class Pool:
 
     def _unreachable(self, process: Process) -> None:
         """It will wait for ever for what could not be sent, so it had better end."""
-        if self._source is not None:
+        if process.leave is not None:
+            process.leave()
+        elif self._source is not None:
             self._source.signal(process, signal.SIGKILL)
 
     def interrupt(self, worker: WorkerId, task: int, attempt: int) -> None:
@@ -282,7 +288,7 @@ class Pool:
 
     def _heard(self, process: Process) -> None:
         if process.backlog:
-            self._send_backlog(process)
+            self.send_backlog(process)
         try:
             message, descriptors = process.channel.receive(wait=False)
         except BlockingIOError:

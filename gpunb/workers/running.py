@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,8 +17,8 @@ from gpunb.generators import DynamicObjectRefGenerator
 from gpunb.objects import Segment
 from gpunb.refs import ObjectRef, value_of
 from gpunb.serialize import Moved, Payload
+from gpunb.workers import caps, threads, usage
 from gpunb.workers import messages as msg
-from gpunb.workers import threads
 from gpunb.workers.interrupts import Interrupts
 from gpunb.workers.modules import loaded
 from gpunb.workers.recent import MOST, Recent
@@ -49,6 +49,7 @@ class Runner:
         self._recent = Recent()
         self._moved: dict[tuple[int, int], Moved] = {}
         self._gpu_ids: tuple[int | str, ...] = ()
+        self._reporter: usage.Reporter | None = None
         self._pid = os.getpid()
 
     def execute(self, work: msg.Execute, segments: list[Segment]) -> bool:
@@ -97,6 +98,8 @@ class Runner:
     def finish(self, work: msg.Execute, report: str, results: list[Payload]) -> None:
         """Report the end of an attempt."""
         self.end_forked()
+        if self._gpu_ids and (memory := usage.measured()):
+            self._tell(memory)
         moved = self._moved.pop((work.task, work.attempt), None)
         if moved is not None and moved.count:
             say(f"gpunb: {moved}\n")
@@ -154,6 +157,8 @@ class Runner:
                 os.environ[name] = value
         threads.obey(setup.environment)
         self._gpu_ids = tuple(setup.gpu_ids)
+        if self._gpu_ids:
+            self._share(setup)
         if setup.directory is not None:
             try:
                 os.chdir(setup.directory)
@@ -161,6 +166,18 @@ class Runner:
                 pass  # a directory that is gone is not worth the task
         sys.path[:] = setup.path
         sys.argv[:] = setup.argv
+
+    def _share(self, setup: msg.Setup) -> None:
+        """Keep to the share of a device, and say what is taken of it."""
+        usage.begin(setup.gpu_ids)
+        if setup.caps is not None:
+            caps.install(caps.Caps(*setup.caps))
+        if setup.reports and self._reporter is None:
+            self._reporter = usage.Reporter(setup.reports, self._tell)
+            self._reporter.start()
+
+    def _tell(self, memory: Mapping[int, usage.Memory]) -> None:
+        self.remote.send(msg.Used(tuple((at, *each) for at, each in memory.items())))
 
     def _attempt(self, work: msg.Execute, segments: list[Segment]) -> tuple[str, list[Payload]]:
         try:
@@ -179,6 +196,8 @@ class Runner:
         """The report of an attempt that raised."""
         if self.host is not None and isinstance(error, (ExitActor, SystemExit)):
             return "exit", []
+        if self._gpu_ids:
+            usage.explain(error)
         with serialize.moving() or nullcontext():
             payload = serialize.dump_failure(error, task=_label(work), skip=_frames_of_ours(error))
         return ("retry" if _retryable(error, work.retry) else "raised"), [payload]

@@ -4,6 +4,7 @@ and errors go home instead.
 
 from __future__ import annotations
 
+import copyreg
 import linecache
 import sys
 import traceback
@@ -14,10 +15,11 @@ from typing import Any
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
+from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from gpunb.workers import stdin
+from gpunb.workers import stdin, usage
 from gpunb.workers.interrupts import Interrupts
 
 Show = Callable[..., None]
@@ -116,6 +118,7 @@ class Shell(InteractiveShell):
                 break
             frames = frames.tb_next
         error = sys.exc_info()[1]
+        usage.explain(error)
         if error is not None and holds_group(error):
             self._showtraceback(type(error), error, _plain_lines(error))
         else:
@@ -191,9 +194,16 @@ def prepare() -> Shell:
         for event in ("pre_execute", "pre_run_cell"):
             # They do nothing for us, and an interrupt that comes while they run would be lost.
             shell.events.callbacks[event].clear()
+        by_reference(Shell)
         _rehearse(shell)
         _shell = shell
     return _shell
+
+
+def by_reference(kind: type) -> None:
+    """A shell that is pickled becomes the one that is there where it arrives: functions with magics
+    or shell commands in them refer to it."""
+    copyreg.pickle(kind, lambda _: (get_ipython, ()))
 
 
 def _rehearse(shell: Shell) -> None:

@@ -19,7 +19,9 @@ _END_WAIT = 3.0
 class SpawnSource:
     """Starts each worker through loky: slower by about a tenth of a second, and sharing nothing."""
 
-    def __init__(self, loop: Loop, pool: Pool) -> None:
+    def __init__(self, loop: Loop, pool: Pool, kept: int | None = None) -> None:
+        """All its processes have the descriptor `kept` open as long as they live."""
+        self._kept = () if kept is None else (kept,)
         self._loop = loop
         self._pool = pool
         self._started: dict[int, tuple[Any, int]] = {}
@@ -29,9 +31,9 @@ class SpawnSource:
     def start(self, process: Process, descriptors: Sequence[int]) -> None:
         from loky.backend.process import LokyProcess
 
-        ends = [Connection(os.dup(each)) for each in descriptors]
+        ends = [Connection(os.dup(each)) for each in (*descriptors, *self._kept)]
         try:
-            started = LokyProcess(target=child.spawned, args=(*ends, os.getpid()), name="gpunb")
+            started = LokyProcess(target=child.spawned, args=(os.getpid(), *ends), name="gpunb")
             launch(started)
         except OSError as error:
             reason = f"it could not be started: {error.strerror}"

@@ -9,9 +9,10 @@ becomes a child of a zygote and is killed.
 
 Requests from the kernel are tuples of builtin types: ``("fork", token)`` with the worker's
 descriptors, ``("preload", modules)`` with the control socket for the second generation,
-``("signal", token, number)``. The answers: ``("forked", token, pid)``, ``("exited", token,
-status)``, ``("preloaded", {module: problem or None}, why it must not be used or None)``,
-``("failed", token, reason)``.
+``("signal", token, number)``, and ``("keep",)`` with a descriptor that this process and all that
+it forks from then on have open as long as they live. The answers: ``("forked", token, pid)``,
+``("exited", token, status)``, ``("preloaded", {module: problem or None}, why it must not be used
+or None)``, ``("failed", token, reason)``.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ class Zygote:
             self._fork_worker(rest[0], descriptors)
         elif verb == "preload":
             self._fork_zygote(rest[0], descriptors[0])
+        elif verb == "keep":
+            os.set_inheritable(descriptors[0], False)
         elif verb == "signal":
             token, number = rest
             if token in self._pids:

@@ -1,4 +1,4 @@
-"""A registry of the test's own, and installed packages made up."""
+"""A registry of the test's own, installed packages made up, and recorded machines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from gpunb.accelerators import registry
+from gpunb.accelerators.nvidia import Nvidia
+from tests.accelerators.machines import Machine
 
 
 class Installed:
@@ -23,9 +25,16 @@ class Installed:
 
 @pytest.fixture
 def plugins(monkeypatch) -> Iterator[Installed]:
-    """What is registered in the test is forgotten after it; no other package is installed."""
+    """Only NVIDIA's plug-in and what the test registers are known; no package is installed."""
     installed = Installed()
-    monkeypatch.setattr(registry, "_known", dict(registry._known))
+    monkeypatch.setattr(registry, "_known", {"nvidia": Nvidia})
+    monkeypatch.setattr(registry, "_built_in", {})
     monkeypatch.setattr(registry, "_entry_points", lambda: installed.points)
     yield installed
     registry._revision += 1
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch) -> Machine:
+    """A recorded machine in place of this one: nothing is there until something is played."""
+    return Machine(tmp_path, monkeypatch)

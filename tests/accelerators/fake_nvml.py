@@ -19,7 +19,8 @@ GIB = 2**30
 
 @dataclass
 class Card:
-    """One GPU. `raises` and `answers` are by function name, and go before the other fields."""
+    """One GPU. `raises` and `answers` are by function name, and go before the other fields. It is
+    in MIG mode if it has `slices`; None stands for a place without one."""
 
     name: str | bytes = "NVIDIA A100-SXM4-40GB"
     uuid: str | bytes = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -34,6 +35,7 @@ class Card:
     unreachable: int | None = None
     raises: dict[str, int] = field(default_factory=dict)
     answers: dict[str, Any] = field(default_factory=dict)
+    slices: tuple[Card | None, ...] | None = None
 
 
 @dataclass(eq=False)
@@ -89,6 +91,10 @@ class FakeNvml(ModuleType):
             _raise(handle.card.raises.get(function))
             if function in handle.card.answers:
                 return handle.card.answers[function]
+            if function == "nvmlDeviceGetMigDeviceHandleByIndex":
+                part = (handle.card.slices or ())[arguments[0]]
+                _raise(pynvml.NVML_ERROR_NOT_FOUND if part is None else None)
+                return _Handle(part, self.session)
             return _reading(handle.card, function, arguments)
 
         return call
@@ -118,6 +124,10 @@ def _reading(card: Card, function: str, arguments: tuple[Any, ...]) -> Any:
             return running(card.compute)
         case "GraphicsRunningProcesses":
             return running(card.graphics)
+        case "MigMode" if card.slices is not None:
+            return [1, 1]
+        case "MaxMigDeviceCount" if card.slices is not None:
+            return len(card.slices)
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 

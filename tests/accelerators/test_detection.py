@@ -4,6 +4,7 @@ from dataclasses import replace
 import pynvml
 import pytest
 
+import gpunb
 from gpunb.accelerators import (
     Accelerator,
     Detection,
@@ -134,9 +135,18 @@ def test_the_missing_library_of_another_vendor_is_no_news(nvml):
     assert detect({}).notes == ()
 
 
-def test_all_missing_libraries_are_told_where_there_is_nothing():
+def test_the_first_vendors_word_will_do_where_there_is_nothing():
     amd()
-    assert len(detect({}).notes) == 2
+    found = detect({})
+    (note,) = found.notes
+    assert note.startswith("no NVIDIA driver library")
+    assert found.absent == ("no AMD driver found",)
+
+
+def test_what_was_looked_for_beside_real_devices_is_known(nvml):
+    nvml(*CARDS)
+    amd()
+    assert detect({}).absent == ("no AMD driver found",)
 
 
 def test_a_stray_variable_makes_no_devices_beside_real_ones(nvml):
@@ -185,6 +195,13 @@ def test_a_plug_in_that_lists_something_else():
     assert "failed: TypeError: it lists 'GPU 0', which is no Device" in detect({}).notes[-1]
 
 
+def test_a_plug_in_that_lists_a_device_twice():
+    plugin = amd(0)
+    plugin.devices = lambda self: [Device("amd:0", id, "MI", vendor="amd") for id in (0, 1)]
+    assert "failed: ValueError: it lists 'amd:0' twice" in detect({}).notes[-1]
+    assert detect({}).devices == ()
+
+
 def test_a_package_that_does_not_load_is_told(nvml, plugins):
     nvml(*CARDS)
     plugins.add("broken", "no_such_package:Thing")
@@ -226,3 +243,12 @@ def test_what_cannot_be_measured_is_unknown(nvml):
     usage = measure((*detect({}).devices, stranger))
     assert usage["GPU-a"].memory_used == GIB
     assert usage["amd:0"] == usage["tpu:0"] == Usage()
+
+
+def test_init_and_status_say_what_failed(nvml):
+    nvml(*CARDS, init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    with gpunb.init(num_cpus=1, preload=[]) as session:
+        (note,) = session.notes
+        assert "different versions" in note
+        assert note in repr(session)
+        assert note in gpunb.status()["notes"]

@@ -7,7 +7,15 @@ import pynvml
 import pytest
 
 import gpunb
-from gpunb.accelerators import Accelerator, DetectionError, Process, Usage
+from gpunb.accelerators import (
+    Accelerator,
+    DetectionError,
+    Lost,
+    Process,
+    Usage,
+    ailing,
+    pin_environment,
+)
 from gpunb.accelerators.nvidia import Nvidia
 from gpunb.accelerators.testing import AcceleratorSuite
 from gpunb.core.resources import Device
@@ -17,6 +25,7 @@ ERRORS = {name: value for name, value in vars(pynvml).items() if name.startswith
 A100 = Card()
 V100 = Card("Tesla V100-SXM2-16GB", "GPU-1a2b3c4d-0000-0000-0000-000000000001", (0, 0x3B, 0))
 T4 = Card(b"Tesla T4", b"GPU-1a2bffff-0000-0000-0000-000000000002", (1, 0x03, 0), 15 * GIB)
+T4_KEY = "GPU-1a2bffff-0000-0000-0000-000000000002"
 
 
 @pytest.fixture
@@ -94,7 +103,7 @@ def test_a_device_is_read_whole(nvml):
 def test_names_and_uuids_may_be_bytes(nvml):
     nvml(T4)
     (device,) = Nvidia().devices()
-    assert (device.key, device.name, device.type) == (T4.uuid.decode(), "Tesla T4", "T4")
+    assert (device.key, device.name, device.type) == (T4_KEY, "Tesla T4", "T4")
 
 
 def test_ids_count_by_domain_bus_and_device(nvml):
@@ -135,13 +144,13 @@ def test_a_device_that_shares_the_machines_memory_has_none(nvml):
     assert (device.type, device.memory) == ("GB10", None)
 
 
-def test_mig_mode_is_noted(nvml):
+def test_mig_mode_without_slices_is_noted(nvml):
     nvml(A100, replace(T4, answers={"nvmlDeviceGetMigMode": [1, 1]}))
     plugin = Nvidia()
-    assert [device.id for device in plugin.devices()] == [0, 1]
+    assert [device.id for device in plugin.devices()] == [0]
     (note,) = plugin.notes
-    assert "device 1 is split by MIG" in note
-    assert "CUDA_VISIBLE_DEVICES" in note
+    assert "device 1 is in MIG mode and has no slices" in note
+    assert "nvidia-smi -i 1 -mig 0" in note
 
 
 def test_mig_mode_that_is_only_pending_is_not_noted(nvml):
@@ -149,6 +158,186 @@ def test_mig_mode_that_is_only_pending_is_not_noted(nvml):
     plugin = Nvidia()
     assert plugin.devices()
     assert plugin.notes == ()
+
+
+# ---------------------------------------------------------------------------------- MIG slices
+
+SLICES = (
+    Card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "MIG-aaaa", total=20 * GIB, used=GIB),
+    None,
+    Card("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG-bbbb", total=5 * GIB),
+)
+SPLIT = replace(A100, slices=SLICES, answers={"nvmlDeviceGetCudaComputeCapability": (8, 0)})
+
+
+def test_a_card_that_is_split_is_listed_as_its_slices(nvml):
+    nvml(T4, SPLIT)
+    devices = Nvidia().devices()
+    assert [device.id for device in devices] == ["MIG-aaaa", "MIG-bbbb", 1]
+    first, second, _ = devices
+    assert (first.type, second.type) == ("A100-MIG-3g.20gb", "A100-MIG-1g.5gb")
+    assert (first.memory, second.memory) == (20 * GIB, 5 * GIB)
+    assert first.part_of == second.part_of == A100.uuid
+    assert (first.capability, first.counts) == ("8.0", (1,))
+    assert first.name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+
+
+def test_whole_cards_beside_slices_are_pinned_by_uuid(nvml):
+    """CUDA counts anew where some cards are split, so that an index may mean another card."""
+    nvml(T4, SPLIT)
+    part, _, whole = Nvidia().devices()
+    assert whole.id == 1
+    assert pin_environment([whole])["CUDA_VISIBLE_DEVICES"] == T4_KEY
+    assert pin_environment([part])["CUDA_VISIBLE_DEVICES"] == "MIG-aaaa"
+
+
+def test_cards_are_pinned_by_index_where_that_is_clear(nvml):
+    nvml(T4, A100)
+    assert [device.pin for device in Nvidia().devices()] == [None, None]
+    assert pin_environment(Nvidia().devices())["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_cards_beside_one_that_is_left_out_are_pinned_by_uuid(nvml):
+    nvml(replace(T4, unreachable=pynvml.NVML_ERROR_GPU_IS_LOST), A100)
+    (device,) = Nvidia().devices()
+    assert (device.id, device.pin) == (0, A100.uuid)
+
+
+def test_the_use_of_slices(nvml):
+    nvml(T4, SPLIT)
+    devices = Nvidia().devices()
+    usage = Nvidia().usage(devices)
+    assert usage["MIG-aaaa"].memory_used == GIB
+    assert usage["MIG-aaaa"].memory_total == 20 * GIB
+    assert set(usage) == {device.key for device in devices}
+
+
+class TestSlices(AcceleratorSuite):
+    @pytest.fixture(autouse=True)
+    def _split(self, nvml):
+        nvml(T4, SPLIT)
+
+    def make(self):
+        return Nvidia()
+
+
+# --------------------------------------------------------------------------------------- health
+
+
+def health(nvml, card, **answers):
+    nvml(replace(card, answers=answers))
+    devices = Nvidia().devices()
+    return Nvidia().health(devices)[devices[0].key]
+
+
+def test_a_card_that_is_fine(nvml):
+    answers = {
+        "nvmlDeviceGetTotalEccErrors": 0,
+        "nvmlDeviceGetRemappedRows": (3, 0, 0, 0),
+        "nvmlDeviceGetRetiredPagesPendingStatus": 0,
+    }
+    assert health(nvml, A100, **answers) is None
+    assert health(nvml, A100) is None, "it does not tell"
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "says"),
+    [
+        ("nvmlDeviceGetTotalEccErrors", 1, "1 memory error that could not be corrected"),
+        ("nvmlDeviceGetTotalEccErrors", 7, "7 memory errors that could not be corrected"),
+        ("nvmlDeviceGetRemappedRows", (1, 1, 1, 0), "waits to be replaced by spare rows: it has"),
+        ("nvmlDeviceGetRemappedRows", (0, 9, 1, 1), "the card needs to be serviced"),
+        ("nvmlDeviceGetRetiredPagesPendingStatus", 1, "memory pages wait to be retired"),
+    ],
+)
+def test_a_card_with_faulty_memory(nvml, function, answer, says):
+    told = health(nvml, A100, **{function: answer})
+    assert says in told
+    assert not isinstance(told, Lost), "it can still be used"
+
+
+def test_all_that_is_wrong_is_told(nvml):
+    answers = {"nvmlDeviceGetTotalEccErrors": 2, "nvmlDeviceGetRemappedRows": (0, 2, 1, 0)}
+    told = health(nvml, A100, **answers)
+    assert "2 memory errors" in told
+    assert "; faulty memory waits" in told
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (pynvml.NVML_ERROR_GPU_IS_LOST, "fallen off the bus"),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, "nvidia-smi --gpu-reset"),
+    ],
+)
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows"],
+)
+def test_a_card_that_is_lost_while_it_is_asked(nvml, code, says, function):
+    nvml(A100)
+    devices = Nvidia().devices()
+    nvml(replace(A100, raises={function: code}))
+    told = Nvidia().health(devices)[A100.uuid]
+    assert says in told
+    assert isinstance(told, Lost)
+
+
+def test_a_card_that_cannot_be_reached_any_more(nvml):
+    nvml(A100, T4)
+    devices = Nvidia().devices()
+    nvml(A100, replace(T4, unreachable=pynvml.NVML_ERROR_GPU_IS_LOST))
+    told = Nvidia().health(devices)
+    assert told[A100.uuid] is None
+    assert "fallen off the bus" in told[T4_KEY]
+    nvml(A100)
+    assert "does not list it any more" in Nvidia().health(devices)[T4_KEY]
+
+
+def test_a_slice_is_as_healthy_as_its_card(nvml):
+    sick = {**SPLIT.answers, "nvmlDeviceGetTotalEccErrors": 1}
+    nvml(T4, replace(SPLIT, answers=sick))
+    *parts, whole = Nvidia().devices()
+    told = Nvidia().health([whole, *parts])
+    assert told[whole.key] is None
+    assert all("could not be corrected" in told[part.key] for part in parts)
+
+
+def test_a_slice_that_was_taken_apart_is_gone(nvml):
+    nvml(T4, SPLIT)
+    first, second, _ = Nvidia().devices()
+    nvml(T4, replace(SPLIT, slices=SLICES[:1]))
+    told = Nvidia().health([first, second])
+    assert told[first.key] is None
+    assert isinstance(told[second.key], Lost)
+
+
+def test_health_without_a_driver_is_unknown(nvml):
+    nvml(A100)
+    devices = Nvidia().devices()
+    nvml(init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    assert Nvidia().health(devices) == {A100.uuid: None}
+
+
+def test_what_ails_devices_of_all_vendors(nvml):
+    nvml(A100, replace(T4, answers={"nvmlDeviceGetRetiredPagesPendingStatus": 1}))
+    devices = Nvidia().devices()
+    stranger = replace(devices[0], key="tpu", vendor="no such vendor")
+    assert list(ailing([*devices, stranger])) == [T4_KEY]
+
+
+# --------------------------------------------------------------------------------- capability
+
+
+@pytest.mark.parametrize(("answer", "told"), [((9, 0), "9.0"), ((12, 1), "12.1")])
+def test_the_compute_capability(nvml, answer, told):
+    nvml(replace(A100, answers={"nvmlDeviceGetCudaComputeCapability": answer}))
+    assert Nvidia().devices()[0].capability == told
+
+
+def test_a_capability_that_is_not_told(nvml):
+    nvml(A100)
+    assert Nvidia().devices()[0].capability is None
 
 
 # ------------------------------------------------------------------ nothing there, or failing
@@ -160,6 +349,14 @@ def test_no_driver_library_is_an_empty_list_with_a_reason(nvml):
     assert plugin.devices() == []
     (note,) = plugin.notes
     assert note.startswith("no NVIDIA driver library (libnvidia-ml.so.1) found: ")
+
+
+def test_a_card_on_the_bus_without_its_driver_is_told(nvml, machine):
+    for name, value in (("vendor", "0x10de"), ("device", "0x2684"), ("class", "0x030000")):
+        machine.add(f"file /sys/bus/pci/devices/0000:01:00.0/{name}", value)
+    nvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    with pytest.raises(DetectionError, match=r"on the bus at 0000:01:00\.0, .* install the driver"):
+        Nvidia().devices()
 
 
 def test_no_python_package_is_an_empty_list_with_a_reason(monkeypatch):

@@ -1,4 +1,5 @@
 import timeit
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,24 @@ def test_a_vendor_without_a_variable(plugins):
 
     device = Device(key="m3", id=0, name="M3", vendor="apple")
     assert pin_environment([device], ("apple",)) == {}
+
+
+def test_devices_of_another_kind_bring_no_gpus():
+    tpu = Device(key="t", id=2, name="TPU", vendor="tpu", resource="TPU")
+    assert pin_environment([tpu], ("nvidia", "tpu")) == {
+        "CUDA_VISIBLE_DEVICES": "",
+        **CUDA_ORDER,
+        "TPU_VISIBLE_CHIPS": "2",
+        "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
+        "TPU_HOST_BOUNDS": "1,1,1",
+    }
+    assert pin_environment([tpu])["CUDA_VISIBLE_DEVICES"] == ""
+    assert pin_environment([tpu, nvidia(1)])["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_what_the_variable_holds_may_differ_from_the_id():
+    split = [replace(nvidia(1), pin="GPU-b"), replace(nvidia(0), pin="GPU-a")]
+    assert pin_environment(split)["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
 
 
 def test_a_shared_variable_gets_the_constants_of_both(plugins):

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from types import ModuleType
 
@@ -161,3 +162,31 @@ def test_a_real_installed_package_is_found(plugins, monkeypatch, tmp_path):
     assert problem.startswith(
         "the accelerator plug-in 'some' of some-gpus (no_such_module:Some) does not load: "
     )
+
+
+# ------------------------------------------------------------------------------- the built-in ones
+
+PROGRAM = """
+import sys
+import gpunb.accelerators
+from gpunb.accelerators import find, registered
+loaded = [name for name in sys.modules if name.startswith("gpunb.accelerators.")]
+assert not {"gpunb.accelerators.amd", "gpunb.accelerators.tpu", "pynvml"} & {*loaded, *sys.modules}
+assert find("tpu").variable == "TPU_VISIBLE_CHIPS"
+assert "gpunb.accelerators.amd" not in sys.modules
+names = [plugin.name for plugin in registered()]
+assert names[:3] == ["nvidia", "amd", "intel"], names
+assert len(names) == len(set(names)) == 13
+assert registered()[1] is find("amd")
+"""
+
+
+def test_built_in_plug_ins_are_loaded_when_they_are_needed():
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+
+
+def test_the_name_of_a_built_in_one_is_taken(monkeypatch):
+    monkeypatch.setattr(registry, "_built_in", {"amd": "Amd"})
+    taken = r"'amd' is taken by gpunb\.accelerators\.amd\.Amd"
+    with pytest.raises(ValueError, match=taken):
+        register(type("Mine", (Tiny,), {"name": "amd"}))

@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunb.accelerators import Accelerator, Simulated, Usage, measure, parse_simulate
+from gpunb.accelerators import (
+    Accelerator,
+    Simulated,
+    Usage,
+    measure,
+    parse_simulate,
+    pin_environment,
+)
 from gpunb.accelerators.simulated import logical
 from gpunb.accelerators.testing import AcceleratorSuite
 from gpunb.core.resources import Device
@@ -111,3 +118,41 @@ def test_any_text_gives_devices_or_a_value_error(text):
 def test_use_is_the_memory_they_were_given():
     devices = (*parse_simulate("A100:40GiB"), logical(1))
     assert measure(devices) == {"sim:0": Usage(memory_total=40 * GIB), "logical:1": Usage()}
+
+
+# --------------------------------------------------------------------------------- other kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "resource", "vendor", "type", "whole"),
+    [
+        ("TPU-V4", "TPU", "tpu", "TPU-V4", True),
+        ("TPU", "TPU", "tpu", None, True),
+        ("Ascend910B", "NPU", "ascend", "Ascend910B", False),
+        ("NPU", "NPU", "ascend", None, False),
+        ("Intel-GAUDI", "HPU", "gaudi", "Intel-GAUDI", True),
+        ("aws-neuron-core", "neuron_cores", "neuron", "aws-neuron-core", True),
+        ("FURIOSA_RNGD", "FURIOSA", "furiosa", "FURIOSA_RNGD", True),
+        ("MOBILINT_ARIES", "MBLT", "mobilint", "MOBILINT_ARIES", True),
+        ("Tenstorrent-n300", "TTNPU", "tenstorrent", "Tenstorrent-n300", True),
+        ("RBLN-CA12", "RBLN", "rebellions", "RBLN-CA12", True),
+        ("Intel-GPU-Max-1550", "GPU", "simulated", "Intel-GPU-Max-1550", False),
+    ],
+)
+def test_devices_of_other_kinds(text, resource, vendor, type, whole):
+    (device,) = parse_simulate(text)
+    assert (device.resource, device.vendor, device.type) == (resource, vendor, type)
+    assert (device.whole, device.logical) == (whole, True)
+
+
+def test_each_kind_is_counted_by_itself():
+    devices = parse_simulate("A100,2xTPU-V4,A100,NPU")
+    assert [(device.resource, device.id) for device in devices] == [
+        ("GPU", 0),
+        ("TPU", 0),
+        ("TPU", 1),
+        ("GPU", 1),
+        ("NPU", 0),
+    ]
+    assert len({device.key for device in devices}) == 5
+    assert pin_environment(devices[1:3])["TPU_VISIBLE_CHIPS"] == "0,1"

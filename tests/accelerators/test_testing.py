@@ -70,6 +70,14 @@ def using(**readings):
     return {"usage": usage}
 
 
+def ailing(answer):
+    return {"health": lambda self, devices: {device.key: answer for device in devices}}
+
+
+def written(ids):
+    return {"EXAMPLE_VISIBLE_DEVICES": ",".join(f"e:{id}" for id in ids) or "none"}
+
+
 def pinning(function):
     return {"environment": lambda self, ids: function(ids)}
 
@@ -90,6 +98,10 @@ LISTS = iter(range(1_000_000))
         ({"name": "Two Words"}, "it_has_a_name_a_resource_and_a_variable"),
         ({"resource": ""}, "it_has_a_name_a_resource_and_a_variable"),
         ({"variable": "lower=case"}, "it_has_a_name_a_resource_and_a_variable"),
+        ({"whole": "yes"}, "its_rules_make_sense"),
+        ({"counts": (2, 1)}, "its_rules_make_sense"),
+        ({"counts": (0, 1)}, "its_rules_make_sense"),
+        ({"counts": (1, 1)}, "its_rules_make_sense"),
         ({"__init__": lambda self, x=None, *, y: None}, "it_is_made_without_arguments"),
         (listing("GPU 0"), "its_devices_are_complete"),
         (listing(A(0, vendor="other")), "its_devices_are_complete"),
@@ -100,6 +112,9 @@ LISTS = iter(range(1_000_000))
         (listing(A(0, id=-1)), "its_devices_are_complete"),
         (listing(A(0, memory=0)), "its_devices_are_complete"),
         (listing(A(0, memory=1.5)), "its_devices_are_complete"),
+        (listing(A(0, capability="")), "its_devices_are_complete"),
+        (listing(A(0, pin="")), "its_devices_are_complete"),
+        (listing(A(0, resource="TPU")), "its_devices_are_complete"),
         (listing(A(0), A(1, key="example:0")), "no_two_devices_are_the_same"),
         (listing(A(0), A(1, id=0)), "no_two_devices_are_the_same"),
         ({"devices": lambda self: [self.device(next(LISTS))]}, "listing_again_gives_the_same"),
@@ -114,6 +129,7 @@ LISTS = iter(range(1_000_000))
             "pinning_names_the_ids_in_order",
         ),
         (pinning(lambda ids: {"EXAMPLE_VISIBLE_DEVICES": 0}), "pinning_names_the_ids_in_order"),
+        (pinning(written), "the_variable_can_be_read_again"),
         (pinning(lambda ids: {}), "pinning_to_nothing_hides_every_device"),
         (pinning(lambda ids: SHARED), "pinning_to_nothing_hides_every_device"),
         (pinning(lambda ids: SHARED), "pinning_changes_nothing_here"),
@@ -128,6 +144,9 @@ LISTS = iter(range(1_000_000))
         (using(processes=[Process(1, -1)]), "use_is_told_for_just_the_devices_asked_for"),
         (using(temperature=30), "use_of_a_device_that_is_gone_is_unknown"),
         ({"usage": lambda self, devices: {}}, "polling_gives_the_same_kind_of_answer"),
+        ({"health": lambda self, devices: {}}, "health_is_told_for_just_the_devices_asked_for"),
+        (ailing(""), "health_is_told_for_just_the_devices_asked_for"),
+        (ailing(False), "health_is_told_for_just_the_devices_asked_for"),
     ],
 )
 def test_the_suite_fails_a_wrong_plug_in(members, test, monkeypatch):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 import gpunb.accelerators
@@ -78,7 +80,30 @@ def test_a_constant(name, value):
 
 
 def test_nothing_else_is_a_constant():
-    assert len(types.CONSTANTS) == 62
+    ours = [name for name in types.CONSTANTS if re.match("NVIDIA_(GEFORCE|RTX|TITAN)", name)]
+    ours += [f"NVIDIA_{name}" for name in "A10 A16 A30 A40 L40 A800 H800 GH200".split()]
+    assert len(set(ours) - {"NVIDIA_RTX_PRO_6000"}) + 62 == len(types.CONSTANTS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA GeForce RTX 3080 Ti",
+        "NVIDIA GeForce RTX 4070 Ti SUPER",
+        "NVIDIA GeForce GTX 1660 SUPER",
+        "NVIDIA GeForce RTX 2060",
+        "NVIDIA RTX A6000",
+        "NVIDIA RTX 6000 Ada Generation",
+        "NVIDIA RTX PRO 4500 Blackwell",
+        "NVIDIA TITAN RTX",
+        "NVIDIA A10",
+        "NVIDIA L40",
+        "NVIDIA GH200 480GB",
+    ],
+)
+def test_what_ray_has_no_name_for_is_detected_as_our_constant(name):
+    assert nvidia_type(name) in types.CONSTANTS.values()
     assert all(type(value) is str for value in types.CONSTANTS.values())
 
 

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunb.accelerators import parse_simulate, take, visible
+from gpunb.accelerators import declared, parse_simulate, take, visible
 from gpunb.accelerators.simulated import logical
-from gpunb.core.resources import Device
+from gpunb.core.resources import UNIT, Device
 
 UUIDS = ["GPU-1a2b3c4d-0", "GPU-1a2bffff-1", "GPU-9fb42d6f-2", "GPU-00000000-3"]
 MACHINE = tuple(
@@ -261,3 +261,41 @@ def test_taken_devices_are_always_among_the_visible_ones(value, num_gpus):
     else:
         assert len(found) == num_gpus
         assert set(found) <= set(devices)
+
+
+# ----------------------------------------------------------------- slices, and other kinds
+
+CARD = Device(key="GPU-aa", id=1, name="T4", vendor="nvidia")
+SLICE = Device(key="MIG-1234", id="MIG-1234", name="1g.5gb", vendor="nvidia", part_of="GPU-bb")
+TPUS = tuple(Device(key=f"tpu:{at}", id=at, name="TPU", resource="TPU") for at in range(3))
+
+
+def test_a_slice_that_is_listed_is_looked_up():
+    assert visible([SLICE, CARD], "MIG-1234") == ((SLICE,), ())
+    shown, notes = visible([SLICE, CARD], "MIG-9999")
+    assert shown == ()
+    assert "is the UUID of no device here" in notes[0]
+    assert visible([SLICE, CARD], "1") == ((CARD,), ())
+
+
+def test_num_gpus_counts_gpus_only():
+    assert take([*TPUS, CARD], 1, None) == ((CARD, *TPUS), ())
+    assert take([*TPUS, CARD], None, None) == ((CARD, *TPUS), ())
+    assert take([*TPUS, CARD], 0, None) == (TPUS, ())
+    devices, (note,) = take([*TPUS], 1, None)
+    assert devices == (logical(0), *TPUS)
+    assert "num_gpus=1, but 0 devices found" in note
+
+
+def test_fewer_devices_of_another_kind_may_be_declared():
+    resources = {"TPU": 2 * UNIT, "port": UNIT}
+    assert declared((CARD, *TPUS), resources) == (CARD, *TPUS[:2])
+    assert resources == {"port": UNIT}
+    assert declared((CARD, *TPUS), {"TPU": 0}) == (CARD,)
+    assert declared((CARD,), {"TPU": 9 * UNIT}) == (CARD,), "a mere number, as nothing is there"
+
+
+@pytest.mark.parametrize("units", [4 * UNIT, UNIT // 2])
+def test_more_than_there_are_may_not(units):
+    with pytest.raises(ValueError, match=r"but this machine has 3 TPU: declare a whole number"):
+        declared((CARD, *TPUS), {"TPU": units})

@@ -10,6 +10,7 @@ free again, and the same events must give the same decisions once more.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -17,11 +18,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gpunb.core import events as ev
-from gpunb.core.placement import refusal
+from gpunb.core.reasons import refusal
 from gpunb.core.resources import Demand
 from gpunb.core.scheduler import Policy
 from gpunb.core.tasks import Exited, Interrupted, Raised, Report, Succeeded
-from tests.core.world import World, acts, ask, machine
+from tests.core.world import World, acts, ask, family, gpu, machine
 
 EXAMPLES = os.environ.get("GPUNB_EXAMPLES")
 
@@ -31,6 +32,10 @@ MACHINES = [
     machine(gpus=3, cpus=1),
     machine(gpus=[("A100", 48), ("V100", 16)], cpus=2, resources={"port": 2}),
     machine(gpus=0, cpus=2),
+    machine(gpus=3, cpus=2, most=1.5),
+    machine(gpus=[("A100", 48), ("V100", 16)], cpus=2, most=0.6),
+    replace(machine(cpus=2, resources={"port": 1}), devices=(gpu(0), *family("NPU", 3))),
+    replace(machine(cpus=2), devices=(*family("TPU", 4, whole=True, counts=(1, 2, 4)), gpu(1))),
 ]
 DEMANDS = [
     ask(cpus=1),
@@ -45,6 +50,13 @@ DEMANDS = [
     ask(memory=7),
     ask(gpus=1, types=("V100", "A100")),
     ask(gpus=1, cpus=1, resources={"port": 1}),
+    ask(resources={"NPU": 0.5}),
+    ask(cpus=1, resources={"NPU": 2}),
+    ask(gpus=0.5, resources={"NPU": 1}),
+    ask(resources={"NPU": 3, "port": 1}),
+    ask(resources={"TPU": 1}),
+    ask(cpus=1, resources={"TPU": 2}),
+    ask(gpus=1, resources={"TPU": 4}),
 ]
 POLICIES = [
     Policy(age=3, stop_grace=2, exit_grace=2, idle_limit=20),
@@ -325,6 +337,51 @@ class Scheduling(RuleBasedStateMachine):
     def release(self, at: int) -> None:
         self.world.release(self.actors[at % len(self.actors)])
 
+    @precondition(lambda self: self.world.machine.devices)
+    @rule(at=st.integers(0, 2), really=st.sampled_from([False] * 15 + [True]))
+    def lose(self, at: int, really: bool) -> None:
+        """A device goes out of service, or one that this machine does not have."""
+        self.world.lose(at if really else 900)
+
+    @precondition(lambda self: self.world.machine.devices)
+    @rule(
+        at=any_index,
+        gpus=st.sampled_from([0, 0, 0.3, 0.5, 1]),
+        lasting=st.sampled_from([0, 0, 0.3, 1]),
+        tell=st.booleans(),
+        wanted=st.lists(any_index, max_size=2),
+        used=st.lists(any_index, max_size=2),
+    )
+    def others_hold(
+        self,
+        *,
+        at: int,
+        gpus: float,
+        lasting: float,
+        tell: bool,
+        wanted: list[int],
+        used: list[int],
+    ) -> None:
+        """Another kernel takes or gives back; we may be told, or find out."""
+        devices = self.world.machine.devices
+        self.world.hold(at % len(devices), gpus, lasting, tell=False)
+        if tell:
+            self.world.tell(
+                {devices[each % len(devices)].key for each in wanted},
+                {devices[each % len(devices)].key for each in used},
+            )
+
+    @precondition(lambda self: self.world.live)
+    @rule(at=any_index, late=seldom)
+    def exceed(self, at: int, late: bool) -> None:
+        """A worker, which may be gone by then, took more than its share."""
+        live = sorted(self.world.live)
+        event = ev.ShareExceeded(live[at % len(live)], "it took too much")
+        if late:
+            self.mail.append(event)
+        else:
+            self.world.send(event)
+
     @precondition(lambda self: self.world.log)
     @rule(at=st.integers(min_value=0, max_value=10_000))
     def say_again(self, at: int) -> None:
@@ -374,6 +431,6 @@ settings.register_profile(
 )
 
 
-@pytest.mark.timeout(0 if EXAMPLES else 120)
+@pytest.mark.timeout(0 if EXAMPLES else 300)
 class TestScheduling(Scheduling.TestCase):
     settings = settings.get_profile("core")

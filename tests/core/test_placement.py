@@ -6,17 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunb.core.placement import (
-    REMEMBERED,
-    Capacity,
-    Kept,
-    candidates,
-    describe,
-    refusal,
-    type_resource,
-    why_waiting,
-)
-from gpunb.core.resources import UNIT, Allocation, Demand, Device, Machine
+from gpunb.core.fitting import candidates
+from gpunb.core.placement import REMEMBERED, Capacity, Kept
+from gpunb.core.reasons import describe, refusal, why_waiting
+from gpunb.core.resources import UNIT, Allocation, Demand, Device, Machine, type_resource
 from tests.core.world import GiB, ask, check_allocation, gpu, machine, units
 
 MIXED = [("A100", 40), ("V100", 16), ("A100", 80)]
@@ -248,10 +241,10 @@ def test_refusals(demand: Demand, says: str) -> None:
             ask(gpus=1, types=("H100", "V10")),
             (
                 "no device is of type H100 or V10: there are 1 x A100 (40 GiB), 1 x V100 (16 GiB), "
-                "1 x A100 (80 GiB). Did you mean 'V100'?"
+                "1 x A100 (80 GiB). Did you mean 'V100' or 'A100'?"
             ),
         ),
-        (ask(gpus=1, types=("v100",)), "Did you mean 'V100'?"),
+        (ask(gpus=1, types=("A10",)), "Did you mean 'A100'"),
         (ask(gpus=1, types=("TPU",)), "1 x A100 (80 GiB)"),
         (ask(types=("L4",)), "no device is of type L4"),
         (ask(memory=81), "no device has that much memory: there are 1 x A100 (40 GiB), 1 x V100"),

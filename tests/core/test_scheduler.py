@@ -577,6 +577,30 @@ def test_cpu_workers_serve_one_environment(core: MakeWorld) -> None:
     assert world.worker(world.submit(environment=(("A", "1"),))) == 1
 
 
+def test_workers_serve_one_owner(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    for demand in (ask(cpus=1), ask(gpus=0.5)):
+        workers = []
+        for owner in (1, 2, 1, 2):
+            task = world.submit(demand, function="f", owner=owner)
+            workers.append(world.worker(task))
+            world.finish(task)
+        assert workers[:2] == workers[2:]
+        assert len(set(workers)) == 2
+
+
+def test_one_owners_idle_workers_are_let_go(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    workers = {}
+    for owner in (1, 2):
+        task = world.submit(ask(gpus=0.5), function="f", owner=owner)
+        workers[owner] = world.worker(task)
+        world.finish(task)
+    assert acts(world.send(ev.ReleaseRequested(2))) == [ev.Retire(workers[2])]
+    assert acts(world.send(ev.ReleaseRequested(3))) == []
+    assert acts(world.send(ev.ReleaseRequested())) == [ev.Retire(workers[1])]
+
+
 def test_a_fresh_task_gets_a_worker_of_its_own(core: MakeWorld) -> None:
     world = core()
     world.finish(world.submit())
@@ -886,3 +910,16 @@ def test_a_long_run_leaves_nothing_behind(core: MakeWorld) -> None:
     assert len(core_.workforce.idle._groups) < 25
     assert len(core_.capacity._fits) <= 256
     assert len(core_.deadlines.heap) < 1100
+
+
+def test_idle_workers_are_let_go_when_somebody_else_wants_what_they_hold(core: MakeWorld) -> None:
+    world = core(gpus=2)
+    warm = world.submit(ask(gpus=1), function="warm")
+    worker = world.worker(warm)
+    busy = world.submit(ask(gpus=1), function="busy")
+    world.finish(warm)
+    assert acts(world.send(ev.ReleaseRequested())) == [ev.Retire(worker)]
+    assert world.running() == [busy]
+    assert acts(world.send(ev.ReleaseRequested())) == [], "it is on its way out already"
+    world.exit(worker)
+    assert world.free() == [1, 0]

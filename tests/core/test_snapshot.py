@@ -30,6 +30,9 @@ def test_an_idle_machine(core: MakeWorld) -> None:
                 "logical": False,
                 "free": 1.0,
                 "held": [],
+                "resource": "GPU",
+                "vendor": "logical",
+                "capability": None,
             }
         ],
         "cpus": 2.0,
@@ -41,6 +44,7 @@ def test_an_idle_machine(core: MakeWorld) -> None:
         "queued": 0,
         "workers": 0,
         "actors": [],
+        "unmet": {},
     }
 
 

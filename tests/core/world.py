@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpunb.core import events as ev
-from gpunb.core.placement import Capacity
+from gpunb.core.placement import NOTHING, Capacity, refusal
 from gpunb.core.records import Actor, Task, Worker
-from gpunb.core.resources import UNIT, Allocation, Demand, Device, Machine
+from gpunb.core.resources import UNIT, Allocation, Demand, Device, Machine, Shares
 from gpunb.core.scheduler import Policy, Scheduler
 from gpunb.core.snapshot import snapshot
 from gpunb.core.tasks import (
@@ -28,6 +28,7 @@ from gpunb.core.tasks import (
     Deadlocked,
     Exited,
     Outcome,
+    Refused,
     Report,
     Succeeded,
     TaskId,
@@ -48,13 +49,25 @@ def machine(
     gpus: int | Iterable[tuple[str, int]] = 0,
     cpus: float = 2,
     resources: Mapping[str, float] | None = None,
+    most: float | None = None,
 ) -> Machine:
     """A machine with so many logical devices, or with these (type, GiB)."""
     if isinstance(gpus, int):
         devices = [gpu(at) for at in range(gpus)]
     else:
         devices = [gpu(at, kind, size * GiB) for at, (kind, size) in enumerate(gpus)]
-    return Machine(tuple(devices), round(cpus * UNIT), units(resources))
+    limit = None if most is None else round(most * UNIT)
+    return Machine(tuple(devices), round(cpus * UNIT), units(resources), limit)
+
+
+def family(
+    name: str, count: int, whole: bool = False, counts: tuple[int, ...] = ()
+) -> list[Device]:
+    """Devices of another kind than GPUs."""
+    return [
+        Device(f"{name}-{at}", at, f"{name} {at}", resource=name, whole=whole, counts=counts)
+        for at in range(count)
+    ]
 
 
 def units(resources: Mapping[str, float] | None) -> tuple[tuple[str, int], ...]:
@@ -93,6 +106,11 @@ class World:
         log: every event with its time.
         checks: False to let it run fast, without looking at the books.
         broken: True once a check failed, so that nothing after it means anything.
+        lost: the devices that can be used no more, by key, with the reasons.
+        others: what other kernels hold of each device, and what of it for good, in units.
+        told: what the scheduler was told of that.
+        claim: what it has said that it waits for.
+        refused: attempts that are not to be, because others hold what they would take.
     """
 
     def __init__(self, machine: Machine, policy: Policy | None = None) -> None:
@@ -121,6 +139,12 @@ class World:
         self.ending: set[WorkerId] = set()
         self.killed: set[WorkerId] = set()
         self.seen: set[WorkerId] = set()
+        self.lost: dict[str, str] = {}
+        self.others: dict[str, tuple[int, int]] = {}
+        self.told: dict[str, tuple[int, int]] = {}
+        self.claim: Shares | None = None
+        self.refused: list[ev.Run] = []
+        self._refusing = False
         self.broken = False
         self.checks = True
         self._ids = iter(range(1, 1_000_000))
@@ -131,6 +155,8 @@ class World:
         self.log.append((event, self.now))
         self.broken = True
         kept = self._before(event)
+        if isinstance(event, ev.DeviceLost) and event.device in self.scheduler.capacity.position:
+            self.lost.setdefault(event.device, event.reason)
         decisions = self.scheduler.handle(event, self.now)
         self.answers.append(decisions)
         for decision in decisions:
@@ -140,6 +166,15 @@ class World:
         if self.checks:
             check(self)
         self.broken = False
+        return decisions if self._refusing else decisions + self._refuse_all()
+
+    def _refuse_all(self) -> list[ev.Decision]:
+        """Whoever found that others have what he was to hold says so, before anything else."""
+        decisions: list[ev.Decision] = []
+        self._refusing = True
+        while self.refused:
+            decisions += self.tell() + self.refuse(self.refused[0])
+        self._refusing = False
         return decisions
 
     def _before(self, event: ev.Event) -> TaskId | None:
@@ -148,6 +183,12 @@ class World:
             case ev.TimeReached():
                 self.wake = None
             case ev.WorkerExited(worker):
+                self._gone(worker)
+            case ev.OutsideChanged(outside):
+                self.told = {each.device: (each.units, each.lasting) for each in outside}
+            case ev.LeaseRefused(worker) if worker in self.live:
+                for task in self.tasks_on(worker):
+                    self.attempts[task] -= 1
                 self._gone(worker)
             case ev.CancelRequested(task, recursive=recursive):
                 self.cancelled.add(task)
@@ -295,6 +336,40 @@ class World:
     def release(self, actor: ActorId) -> list[ev.Decision]:
         return self.send(ev.ActorReleased(actor))
 
+    def lose(self, at: int, reason: str = "it fell off the bus") -> list[ev.Decision]:
+        return self.send(ev.DeviceLost(f"gpu-{at}", reason))
+
+    def exceeds(self, worker: WorkerId, reason: str = "too much") -> list[ev.Decision]:
+        return self.send(ev.ShareExceeded(worker, reason))
+
+    def hold(self, at: int, gpus: float, lasting: float = 0, *, tell: bool = True) -> None:
+        """Other kernels hold so much of a device from now on, of what we do not hold."""
+        key = self.machine.devices[at].key
+        free = UNIT - self.held(key)
+        units = min(free, round(gpus * UNIT))
+        self.others[key] = (units, min(units, round(lasting * UNIT)))
+        if tell:
+            self.tell()
+
+    def held(self, key: str) -> int:
+        """What our workers hold of a device."""
+        return sum(dict(each.shares).get(key, 0) for each in self.live.values())
+
+    def tell(self, wanted: Iterable[str] = (), used: Iterable[str] = ()) -> list[ev.Decision]:
+        """The scheduler hears how things are with other kernels."""
+        outside = [ev.Outside(key, *held) for key, held in self.others.items() if held[0]]
+        return self.send(ev.OutsideChanged(tuple(outside), frozenset(wanted), frozenset(used)))
+
+    def refuse(self, run: ev.Run) -> list[ev.Decision]:
+        """The worker of a run was not started."""
+        self.refused.remove(run)
+        return self.send(ev.LeaseRefused(run.worker))
+
+    def left(self) -> Machine:
+        """The machine without the devices that are lost."""
+        devices = [each for each in self.machine.devices if each.key not in self.lost]
+        return replace(self.machine, devices=tuple(devices))
+
     def block(self, task: TaskId, *on: TaskId, count: int | None = None) -> list[ev.Decision]:
         """The task waits for all of these, or for so many."""
         count = len(on) if count is None else count
@@ -370,6 +445,9 @@ class World:
                     assert actor not in self.rules or actor in self.runs, "an actor was killed"
                 self.ending.add(worker)
                 self.killed.add(worker)
+            case ev.Claim(shares):
+                assert shares != self.claim, "said again what it claims"
+                self.claim = shares
             case ev.WakeAt(time):
                 assert self.wake is None or time < self.wake
                 self.wake = time
@@ -386,6 +464,9 @@ class World:
                 assert outcome == self.ended.get(actor, outcome) or "ended" in outcome.reason
             case Deadlocked():
                 assert not self.could_run(task), f"#{task} could have run"
+            case Refused():
+                demand = self.specs[task].demand
+                assert refusal(demand, self.left()) is not None, "it could have been met"
 
     def _is_over(self, actor: ActorId) -> bool:
         book = self.scheduler.actors.book
@@ -420,10 +501,21 @@ class World:
             assert run.worker not in self.seen
             self.seen.add(run.worker)
             self.history[run.worker] = []
+            for key, share in run.allocation.shares:
+                assert self.held(key) + self.told.get(key, (0, 0))[0] + share <= UNIT, (
+                    "was given what others are known to hold"
+                )
+            if any(
+                self.held(key) + self.others.get(key, (0, 0))[0] + share > UNIT
+                for key, share in run.allocation.shares
+            ):
+                self.refused.append(run)
         else:
             assert run.worker in self.live, "given to a worker that is gone"
             assert run.worker not in self.ending, "given to a worker that is about to end"
             self._check_reuse(run, spec)
+        if task not in self.calls:
+            assert not self.lost.keys() & dict(run.allocation.shares), "on a device that is lost"
         self.live[run.worker] = run.allocation
         self.history[run.worker].append(task)
         self.runs[task] = run
@@ -468,6 +560,7 @@ class World:
         assert not self.tasks_on(run.worker), "two tasks in one worker"
         assert not spec.fresh, "a fresh task in a used worker"
         assert {each.environment for each in past} == {spec.environment}
+        assert {each.owner for each in past} == {spec.owner}
         devices = {each.demand if each.demand.wants_device else None for each in [*past, spec]}
         assert len(devices) == 1, "devices and none, or other devices, in one worker"
         if spec.demand.wants_device:
@@ -509,6 +602,9 @@ class World:
     def play_on(self, *, kill: bool = False) -> None:
         """All that can end by itself ends, and what waited for it goes on; time stands still.
         Actors that are left are released, and killed in the end, if that may help."""
+        self.others.clear()
+        if self.told:
+            self.tell()
         for _ in range(10_000):
             if not self._play():
                 idle = [each for each in self.scheduler.actors.book if self._is_idle(each)]
@@ -550,6 +646,8 @@ class World:
 
     def drain(self) -> None:
         """Everything ends: tasks finish, actors are killed, workers exit, time passes."""
+        self.others.clear()
+        self.tell()
         for ident in list(self.scheduler.actors.book):
             self.release(ident)
         for _ in range(10_000):
@@ -595,7 +693,10 @@ class World:
         assert not core.deadlines.heap
         assert not list(core.workforce.idle)
         assert core.workforce.busy == 0
+        assert not core.outside.held
+        assert self.claim is None
         for capacity in (core.capacity, core.workforce.obtainable):
+            assert capacity.budget == budget(self.machine)
             assert capacity.shares == [UNIT] * len(self.machine.devices)
             assert capacity.cpus == self.machine.cpus
             assert tuple(sorted(capacity.resources.items())) == self.machine.resources
@@ -605,24 +706,50 @@ def check_allocation(machine: Machine, demand: Demand, given: Allocation) -> Non
     """The allocation is what was asked for, on devices that exist and suit."""
     devices = {each.key: each for each in machine.devices}
     assert given.cpus == demand.cpus
-    assert given.resources == demand.resources
+    kinds = {each.resource for each in machine.devices}
+    assert given.resources == tuple(each for each in demand.resources if each[0] not in kinds)
     assert len({key for key, _ in given.shares}) == len(given.shares)
     order = [each.key for each in machine.devices]
     assert [key for key, _ in given.shares] == sorted((k for k, _ in given.shares), key=order.index)
+    of_kind: dict[str, list[tuple[str, int]]] = {}
+    for key, share in given.shares:
+        of_kind.setdefault(devices[key].resource, []).append((key, share))
+    gpus = of_kind.pop("GPU", [])
+    for name, units in demand.resources:
+        if name in kinds:
+            _check_part(units, of_kind.pop(name), devices)
+    assert not of_kind, "devices that nobody asked for"
     if demand.types:
-        assert all(devices[key].type in demand.types for key, _ in given.shares)
-    if demand.gpus >= UNIT:
-        assert [units for _, units in given.shares] == [UNIT] * (demand.gpus // UNIT)
-    elif demand.gpus:
-        assert [units for _, units in given.shares] == [demand.gpus], "split or changed"
+        assert all(devices[key].type in demand.types for key, _ in gpus)
+    assert all((devices[key].memory or 0) >= demand.min_memory for key, _ in gpus)
+    if demand.gpus:
+        _check_part(demand.gpus, gpus, devices)
     elif demand.gpu_memory:
-        ((key, units),) = given.shares
+        ((key, units),) = gpus
         memory = devices[key].memory
         assert memory is not None
         assert units * memory >= demand.gpu_memory * UNIT
         assert (units - 1) * memory < demand.gpu_memory * UNIT
     else:
-        assert not given.shares
+        assert not gpus
+
+
+def _check_part(asked: int, given: list[tuple[str, int]], devices: Mapping[str, Device]) -> None:
+    """The devices of one kind are as many as were asked for, and may be used so."""
+    shares = [units for _, units in given]
+    if asked >= UNIT:
+        assert shares == [UNIT] * (asked // UNIT)
+    else:
+        assert shares == [asked], "split or changed"
+    for key, units in given:
+        assert units == UNIT or not devices[key].whole
+        assert not devices[key].counts or len(given) in devices[key].counts
+
+
+def budget(machine: Machine) -> int:
+    """The units of GPUs that may be held at once."""
+    gpus = sum(each.resource == "GPU" for each in machine.devices)
+    return gpus * UNIT if machine.most is None else machine.most
 
 
 # -------------------------------------------------------------------------------------- invariants
@@ -631,7 +758,7 @@ def check_allocation(machine: Machine, demand: Demand, given: Allocation) -> Non
 def check(world: World) -> None:
     """Everything that must hold between two events."""
     _check_decisions(world)
-    _check_capacity(world.scheduler)
+    _check_capacity(world)
     _check_tasks(world)
     _check_workers(world)
     _check_queue(world.scheduler)
@@ -640,6 +767,29 @@ def check(world: World) -> None:
     _check_time(world)
     _check_liveness(world.scheduler)
     _check_snapshot(world)
+    _check_outside(world)
+
+
+def _check_outside(world: World) -> None:
+    """Whoever waits for what others hold has said so, and nothing idle is kept from them."""
+    core = world.scheduler
+    for worker in core.workforce.idle:
+        assert not core.outside.wants(worker), "kept from those who wait"
+    if world.claim is not None:
+        assert world.told, "claims what nobody has"
+    free = core.capacity.copy()
+    for worker in core.workforce.workers.values():
+        if worker.state != "busy":
+            free.give(worker.allocation)
+    others = free.copy()
+    for key, (units, _) in world.told.items():
+        others.shift(others.position[key], units)
+    for demand in core.queue.lines:
+        if free.place(demand) is None and others.place(demand) is not None:
+            assert world.claim is not None, "nobody knows that it waits"
+    for key, units in world.claim or ():
+        assert 0 < units <= UNIT
+        assert key in world.told
 
 
 def _check_decisions(world: World) -> None:
@@ -678,7 +828,8 @@ def _line_of(world: World, task: TaskId) -> list[TaskId]:
     ]
 
 
-def _check_capacity(core: Scheduler) -> None:
+def _check_capacity(world: World) -> None:
+    core = world.scheduler
     machine = core.machine
     workers = list(core.workforce.workers.values())
     lasting = [w for w in workers if w.actor is not None]
@@ -688,14 +839,23 @@ def _check_capacity(core: Scheduler) -> None:
         (core.workforce.obtainable, lasting, waiting),
     ):
         shares, resources = [UNIT] * len(machine.devices), dict(machine.resources)
+        left = budget(machine)
+        for key, told in world.told.items():
+            shares[capacity.position[key]] -= told[capacity is not core.capacity]
         for worker in [*holders, *waits]:
             for key, units in worker.allocation.shares:
                 shares[capacity.position[key]] -= units
+                if machine.devices[capacity.position[key]].resource == "GPU":
+                    left -= units
             for name, units in worker.allocation.resources:
                 resources[name] -= units
         assert capacity.shares == shares
         assert capacity.resources == resources
-        assert all(0 <= each <= UNIT for each in shares)
+        assert capacity.budget == left >= 0
+        for at, each in enumerate(shares):
+            # Until a run is refused, or when old news comes late, it takes what others hold.
+            told = world.told.get(machine.devices[at].key, (0, 0))[0]
+            assert -told <= each <= UNIT
         assert all(each >= 0 for each in resources.values())
     lent = sum(w.allocation.cpus for w in workers if w.lent)
     assert core.capacity.cpus == machine.cpus - sum(w.allocation.cpus for w in workers) + lent
@@ -876,8 +1036,10 @@ def _check_liveness(core: Scheduler) -> None:
     workers = core.workforce.workers.values()
     if all(w.state == "idle" or (w.actor is not None and w.state == "busy") for w in workers):
         free = _everything_free(core)
-        for demand in core.queue.lines:
-            assert free.place(demand) is None, "waits for idle workers"
+        for demand, line in core.queue.lines.items():
+            # What is kept for a line that waits for others is not for idle workers to free.
+            kept = core.queue.kept_from(line) if core.outside.held else NOTHING
+            assert free.place(demand, kept) is None, "waits for idle workers"
 
 
 def _everything_free(core: Scheduler) -> Capacity:
@@ -890,9 +1052,15 @@ def _everything_free(core: Scheduler) -> Capacity:
 def _check_snapshot(world: World) -> None:
     core = world.scheduler
     view = snapshot(core, world.now)
+    capacity = _everything_free(core)
     for at, device in enumerate(view.devices):
+        if device.key in world.lost:
+            assert not device.free, f"device {at} is lost"
+            continue
         total = round(device.free * UNIT) + sum(round(share * UNIT) for _, share in device.held)
-        assert total == UNIT, f"the view of device {at} does not add up"
+        total += world.told.get(device.key, (0, 0))[0]
+        lack = capacity.shares[at] < 0
+        assert total > UNIT if lack else total == UNIT, f"the view of device {at} does not add up"
     assert {job.id for job in view.running} == set(world.runs)
     assert view.queued == len(core.tasks) - len(world.runs)
     assert view.workers == len(world.live)
@@ -902,3 +1070,18 @@ def _check_snapshot(world: World) -> None:
     assert sum(each.running for each in view.actors) == running
     for name, free in view.available.items():
         assert 0 <= free <= view.total[name]
+    _check_lost(world)
+
+
+def _check_lost(world: World) -> None:
+    """Nobody waits for what is lost, and whoever has a part of it is about to go."""
+    core = world.scheduler
+    assert {core.machine.devices[at].key for at in core.capacity.lost} == set(world.lost)
+    assert core.capacity.lost == core.workforce.obtainable.lost
+    for worker in core.workforce.workers.values():
+        if world.lost.keys() & dict(worker.allocation.shares):
+            assert worker.killed, "it goes on with a device that is lost"
+            assert worker.state != "idle"
+    for task in core.tasks.values():
+        if task.queues and task.state != "running":
+            assert refusal(task.spec.demand, world.left()) is None, "it waits for ever"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
+import os
+import pickle
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,7 @@ import pytest
 
 from gpunb import pages, serialize
 from gpunb.serialize import Payload
-from gpunb.serialize.reuse import LARGE, Reuse
+from gpunb.serialize.reuse import LARGE, ROUNDS, Reuse
 
 N = LARGE // 8
 
@@ -80,12 +84,123 @@ def test_views_and_several_arrays(reuse: Reuse) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(made, value, strict=True))
 
 
-def test_read_only_and_small_buffers_travel_as_before(reuse: Reuse) -> None:
-    x = np.ones(N)
-    x.flags.writeable = False
-    payload = serialize.dumps([x, np.ones(N // 2), b"b" * LARGE], reuse=reuse)
+def test_small_buffers_and_bytes_travel_as_before(reuse: Reuse) -> None:
+    payload = serialize.dumps([np.ones(N // 2), b"b" * LARGE], reuse=reuse)
     assert not payload.shared
-    assert again(payload)[0].sum() == N
+
+
+def test_what_is_read_only_stays_so(reuse: Reuse) -> None:
+    x = np.ones(N)
+    view = x[:]
+    view.flags.writeable = False
+    first = serialize.dumps([view], reuse=reuse)
+    assert places(serialize.dumps([view], reuse=reuse)) == places(first)
+    (made,) = again(first)
+    assert not made.flags.writeable
+    x[N // 2] = 5
+    assert again(serialize.dumps([view], reuse=reuse))[0][N // 2] == 5
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_arrays_that_overlap_change_each_for_itself(reuse: Reuse, first: int) -> None:
+    x = np.zeros(4 * N)
+    views = [x, x[1:]]
+    for view in views:
+        serialize.dumps([view], reuse=reuse)
+    for at in (2 * N, 3 * N):
+        x[at] = at
+        order = (views[first], views[1 - first])
+        for view in order:
+            assert again(serialize.dumps([view], reuse=reuse))[0].sum() == x.sum()
+
+
+def test_what_another_process_writes_is_sent(reuse: Reuse) -> None:
+    with mmap.mmap(-1, 2 * LARGE) as memory:  # shared
+        x = np.frombuffer(memory)
+        serialize.dumps([x], reuse=reuse)
+        child = os.fork()
+        if not child:
+            x[N] = 5
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert again(serialize.dumps([x], reuse=reuse))[0][N] == 5
+        del x
+        gc.collect()
+
+
+class Storage:
+    """Of a tensor: has the memory."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(N)
+
+
+class Bytes:
+    """Makes a new object each time it is pickled, as what stands for a tensor's storage does."""
+
+    def __init__(self, owner: Storage | None, memory: np.ndarray) -> None:
+        self.owner = owner
+        self.memory = memory
+
+    def __reduce__(self) -> Any:
+        made = (ctypes.c_ubyte * self.memory.nbytes).from_address(self.memory.ctypes.data)
+        if self.owner is not None:
+            made.owner = self.owner  # type: ignore[attr-defined]
+        return np.frombuffer, (pickle.PickleBuffer(memoryview(made).cast("B")),)
+
+
+def test_the_owner_is_who_has_the_memory(reuse: Reuse) -> None:
+    storage = Storage()
+    value = Bytes(storage, storage.memory)
+    first = serialize.dumps(value, reuse=reuse)
+    gc.collect()
+    assert places(serialize.dumps(value, reuse=reuse)) == places(first)
+    storage.memory[N // 2] = 3
+    changed = serialize.dumps(value, reuse=reuse)
+    assert again(changed)[N // 2] == 3
+    assert places(serialize.dumps(value, reuse=reuse)) == places(changed)
+    del storage, value
+    gc.collect()
+    assert len(reuse) == 0
+
+
+class Tree:
+    """Has memory of its own, and nobody may refer to it weakly."""
+
+    __slots__ = ("memory",)
+
+    def __init__(self, size: int = N) -> None:
+        self.memory = np.zeros(size)
+
+    def __reduce__(self) -> Any:
+        return np.array, (Bytes(None, self.memory),)
+
+
+def test_memory_without_a_known_owner_is_not_copied_again(reuse: Reuse) -> None:
+    tree = Tree()
+    first = serialize.dumps(tree, reuse=reuse)
+    gc.collect()
+    assert places(serialize.dumps(tree, reuse=reuse)) == places(first)
+    tree.memory[7] = 1
+    assert again(serialize.dumps(tree, reuse=reuse))[7] == 1
+
+
+def test_it_is_let_go_when_it_is_sent_no_more(reuse: Reuse) -> None:
+    tree, x = Tree(), np.ones(N)
+    serialize.dumps([tree, x], reuse=reuse)
+    assert len(reuse) == 2
+    for _ in range(ROUNDS - 1):
+        serialize.dumps([x], reuse=reuse)
+    assert len(reuse) == 2
+    serialize.dumps([x], reuse=reuse)
+    assert len(reuse) == 1
+    assert serialize.dumps([x], reuse=reuse).shared
+
+
+def test_only_so_much_is_kept_without_an_owner(reuse: Reuse) -> None:
+    few = Reuse(40 * LARGE)
+    serialize.dumps([Tree() for _ in range(10)], reuse=few)
+    assert len(few) == 5
 
 
 def test_memory_goes_with_its_owner(reuse: Reuse) -> None:

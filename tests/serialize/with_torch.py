@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 
 from gpunb import serialize
 from gpunb.serialize import Moved, Payload
+from gpunb.serialize.reuse import Reuse
 from gpunb.workers.changes import Fingerprints
 
 MIB = 1 << 20
@@ -137,12 +140,56 @@ def other_tensors_of_a_device_are_moved() -> None:
 def a_change_in_place_is_seen() -> None:
     model = torch.nn.Linear(500, 500)
     there = torch.ones(3).as_subclass(Elsewhere)
-    before = Fingerprints({"model": model, "there": there}, "hashed")
+    before = Fingerprints({"model": model, "there": there}, "compared")
     assert not list(before.changed())
     model.weight.data[3, 3] += 1
     assert list(before.changed()) == ["model"]
     there.zero_()
     assert list(before.changed()) == ["model", "there"]
+
+
+def what_is_on_a_device_is_the_same_bytes_each_time() -> None:
+    there = torch.ones(3).as_subclass(Elsewhere)
+    kept = [torch.ones(3)]
+    before = Fingerprints({"there": there}, "compared")
+    for _ in range(20):
+        kept.append(torch.ones(3))  # the copy on the host lies elsewhere each time
+        assert not list(before.changed())
+
+
+def what_did_not_change_is_not_sent_again() -> None:
+    reuse = Reuse(1 << 30)
+
+    def sent(value: Any) -> tuple[Any, list[int]]:
+        staying = serialize.staying()
+        assert staying is not None
+        with staying:
+            payload = serialize.dumps([value], reuse=reuse)
+        (made,) = serialize.loads(payload)
+        return made, [segment.fileno() for segment in payload.shared]
+
+    whole = torch.zeros(2 * MIB)
+    values = [whole, whole[MIB // 2 :], torch.nn.Linear(600, 600), torch.from_numpy(np.ones(MIB))]
+    values.append(whole[: MIB // 2])  # a small part travels alone
+    for value in values:
+        _, first = sent(value)
+        assert len(first) == 1
+        gc.collect()
+        assert sent(value)[1] == first
+    whole[MIB] = 5
+    values[2].weight.data[300, 300] = 7  # type: ignore[union-attr]
+    values[3].add_(1)  # type: ignore[operator]
+    assert float(sent(whole)[0][MIB]) == 5
+    assert float(sent(values[1])[0][MIB // 2]) == 5
+    assert float(sent(values[2])[0].weight.detach()[300, 300]) == 7
+    assert float(sent(values[3])[0].sum()) == 2 * MIB
+    whole[7] = 3
+    assert float(sent(values[4])[0][7]) == 3
+    assert len(reuse) == 4
+    del whole, value
+    values.clear()
+    gc.collect()
+    assert len(reuse) == 0
 
 
 def what_a_notebook_does_with_them_works() -> None:
@@ -163,6 +210,8 @@ for check in (
     all_kinds,
     other_tensors_of_a_device_are_moved,
     a_change_in_place_is_seen,
+    what_is_on_a_device_is_the_same_bytes_each_time,
+    what_did_not_change_is_not_sent_again,
     what_a_notebook_does_with_them_works,
 ):
     check()

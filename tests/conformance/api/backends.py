@@ -1,10 +1,12 @@
 """The library under test, and the little that cannot be written the same way for both.
 
-The environment variable GPUNB_CONFORMANCE_BACKEND names it: ``gpunb`` (the default) or ``ray``.
+The environment variable GPUNB_CONFORMANCE_BACKEND names it: ``gpunb`` (the default), ``ray``, or
+``head`` for gpunb on a head process.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -17,8 +19,11 @@ from typing import Any
 from tests.waiting import PATIENCE
 
 BACKEND = os.environ.get("GPUNB_CONFORMANCE_BACKEND", "gpunb")
-if BACKEND not in ("gpunb", "ray"):
-    raise ValueError(f"GPUNB_CONFORMANCE_BACKEND={BACKEND!r} must be 'gpunb' or 'ray'")
+if BACKEND not in ("gpunb", "ray", "head"):
+    raise ValueError(f"GPUNB_CONFORMANCE_BACKEND={BACKEND!r} must be 'gpunb', 'ray' or 'head'")
+ON_HEAD = BACKEND == "head"
+if ON_HEAD:
+    BACKEND = "gpunb"
 ON_RAY = BACKEND == "ray"
 
 if ON_RAY:
@@ -68,7 +73,32 @@ def start(*, types: str | None = None, **settings: Any) -> Any:
         settings["resources"] = {f"accelerator_type:{types}": 1, **settings.get("resources", {})}
     elif types is not None:
         settings["simulate"] = f"{settings.pop('num_gpus')}x{types}:16GiB"
+    if ON_HEAD:
+        return _on_head({**_QUIET, **settings})
     return ray.init(**{**_QUIET, **settings})
+
+
+def _on_head(settings: dict[str, Any]) -> Any:
+    """Attach to a new head process, and end the one before."""
+    name = f"conformance-{os.getpid()}"
+    command = importlib.import_module("gpunb.cli.start")
+    again = settings.pop("ignore_reinit_error", False)
+    if ray.is_initialized():
+        return ray.init(name, ignore_reinit_error=again)
+    _end_head(name)
+    try:
+        command.started(name, {**settings, "preload": []})
+    except errors.Any as error:  # of the command's own, whatever was wrong with what it was told
+        kind = TypeError if "unexpected keyword" in str(error) else ValueError
+        raise kind(str(error)) from None
+    atexit.register(_end_head, name)
+    return ray.init(name, ignore_reinit_error=again)
+
+
+def _end_head(name: str) -> None:
+    heads = importlib.import_module("gpunb.runtime.heads")
+    if heads.pid_of(name) is not None:
+        importlib.import_module("gpunb.cli").main(["stop", name, "--json"])
 
 
 def here(*, ray: Any, gpunb: Any) -> Any:

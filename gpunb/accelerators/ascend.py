@@ -1,0 +1,87 @@
+"""Huawei's Ascend NPUs, through their device nodes and npu-smi."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from gpunb.accelerators import probing
+from gpunb.accelerators.base import Accelerator
+from gpunb.core.resources import Device
+
+MIB = 1024**2
+_CHIP = re.compile(r"(?P<bus>[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
+
+
+class _Chip(NamedTuple):
+    """A chip as npu-smi shows it: model, health ("OK" or a warning), address, bytes of memory."""
+
+    model: str
+    health: str
+    address: str
+    memory: int | None
+
+
+class Ascend(Accelerator):
+    """Ascend NPUs; each chip is a device."""
+
+    name: ClassVar[str] = "ascend"
+    resource: ClassVar[str] = "NPU"
+    variable: ClassVar[str | None] = "ASCEND_RT_VISIBLE_DEVICES"
+
+    def devices(self) -> Sequence[Device]:
+        nodes = [path for path in probing.listed("/dev/davinci*") if path[-1].isdigit()]
+        if not nodes:
+            self.notes = ("no Ascend NPU: there is no /dev/davinci0",)
+            return ()
+        chips: Sequence[_Chip | None] = [None] * len(nodes)
+        try:
+            told = _chips(probing.ask("npu-smi", "info"))
+            if len(told) == len(nodes):
+                chips = told
+            else:
+                differ = f"npu-smi lists {len(told)} NPUs, and there are {len(nodes)} device nodes"
+                self.notes = (f"{differ}: their types and memory are not known",)
+        except probing.ProbeError as error:
+            self.notes = (f"the types and memory of the Ascend NPUs are not known: {error}",)
+        # The runtime counts what the container has, from 0, whatever the nodes are called.
+        return [self._device(id, *each) for id, each in enumerate(zip(nodes, chips, strict=True))]
+
+    def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
+        told = super().health(devices)
+        try:
+            chips = _chips(probing.ask("npu-smi", "info"))
+        except probing.ProbeError:
+            return told
+        for chip in chips:
+            key = f"ascend:{chip.address}"
+            if key in told and chip.health != "OK":
+                told[key] = f"npu-smi says of its health: {chip.health}"
+        return told
+
+    def _device(self, id: int, node: str, chip: _Chip | None) -> Device:
+        return Device(
+            key=f"ascend:{chip.address}" if chip else f"ascend:{node}",
+            id=id,
+            name=f"Ascend {chip.model}" if chip else "Ascend NPU",
+            type=f"Ascend{chip.model}" if chip else None,
+            memory=chip.memory if chip else None,
+            vendor=self.name,
+        )
+
+
+def _chips(text: str) -> list[_Chip]:
+    """The chips in npu-smi's table: two lines each, the model and the health in the first."""
+    found: list[_Chip] = []
+    first: list[str] = []
+    for line in text.splitlines():
+        cells = [each.strip() for each in line.strip().strip("|").split("|")]
+        where = _CHIP.fullmatch(cells[1]) if len(cells) == 3 else None
+        if where and first:
+            sizes = re.findall(r"(\d+)\s*/\s*(\d+)", cells[2])
+            total = max((int(size) for _, size in sizes), default=0)
+            model = first[0].split()[-1]
+            found.append(_Chip(model, first[1], where["bus"].lower(), total * MIB or None))
+        first = cells if len(cells) == 3 else []
+    return found

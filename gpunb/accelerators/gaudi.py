@@ -1,0 +1,76 @@
+"""Intel's Gaudi accelerators (HPU), through sysfs and hl-smi.
+
+Ids are module ids, which is what HABANA_VISIBLE_MODULES holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from gpunb.accelerators import probing
+from gpunb.accelerators.base import Accelerator
+from gpunb.core.resources import Device, parse_size
+
+_QUERY = ("-Q", "index,module_id,bus_id,uuid,name,memory.total", "-f", "csv,noheader")
+
+
+class Gaudi(Accelerator):
+    """Gaudi accelerators; a process has whole ones."""
+
+    name: ClassVar[str] = "gaudi"
+    resource: ClassVar[str] = "HPU"
+    whole: ClassVar[bool] = True
+    variable: ClassVar[str | None] = "HABANA_VISIBLE_MODULES"
+
+    def devices(self) -> Sequence[Device]:
+        cards = [
+            path
+            for path in probing.listed("/sys/class/accel/accel*")
+            if probing.read(f"{path}/device/vendor") == "0x1da3"
+        ] or probing.listed("/sys/class/habanalabs/hl[0-9]*")
+        if not cards:
+            self.notes = ("no Gaudi accelerator: the driver habanalabs lists none",)
+            return ()
+        try:
+            found = [self._device(*row) for row in _rows()]
+        except probing.ProbeError as error:
+            unknown = f"the module ids of the Gaudi accelerators are not known ({error})"
+            self.notes = (f"{unknown}: they are counted in the driver's order",)
+            return [self._device(id, f"gaudi:{path}") for id, path in enumerate(cards)]
+        return sorted(found, key=lambda device: device.id)
+
+    def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
+        """As for any vendor; the driver tells the state of each card, but not its module."""
+        told = super().health(devices)
+        states = [
+            state
+            for path in probing.listed("/sys/class/accel/accel*")
+            if (state := probing.read(f"{path}/device/status")) is not None
+        ]
+        if len(devices) == len(states) == 1 and states[0].casefold() != "operational":
+            told[devices[0].key] = f"the driver says of its state: {states[0]}"
+        return told
+
+    def _device(self, id: int, key: str, name: str = "Gaudi", size: str = "") -> Device:
+        return Device(
+            key=key,
+            id=id,
+            name=f"Intel {name}",
+            type="Intel-GAUDI",
+            memory=parse_size(size, "memory") if size else None,
+            vendor=self.name,
+        )
+
+
+def _rows() -> list[tuple[int, str, str, str]]:
+    """Module id, UUID or address, name and memory of each card, as hl-smi tells them."""
+    text = probing.ask("hl-smi", *_QUERY)
+    cells = [[each.strip() for each in line.split(",")] for line in text.splitlines()]
+    rows = [each for each in cells if len(each) == 6 and each[1].isdigit()]
+    if not rows:
+        raise probing.ProbeError("hl-smi lists no card")
+    return [
+        (int(module), uuid or f"gaudi:{bus}", name, size)
+        for _, module, bus, uuid, name, size in rows
+    ]

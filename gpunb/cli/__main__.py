@@ -1,0 +1,7 @@
+"""``python -m gpunb.cli``."""
+
+import sys
+
+from gpunb.cli import main
+
+sys.exit(main())

@@ -1,0 +1,84 @@
+"""Jupyter's side: the kernel, the widgets, the server's extension and JupyterLab's."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpunb.cli.checks import Finding, Place, note, ok, problem
+
+EXTENSION = "gpunb.server"
+LAB_EXTENSION = "gpunb"
+_PACKAGES = ("ipykernel", "ipywidgets", "anywidget", "jupyterlab", "notebook", "jupyter_server")
+
+
+def packages(place: Place) -> Iterator[Finding]:
+    found = {name: version for name in _PACKAGES if (version := _version(name))}
+    says = ", ".join(f"{name} {version}" for name, version in found.items()) or "none"
+    yield ok("Jupyter", says)
+    if "ipykernel" not in found:
+        yield note(
+            "ipykernel",
+            "not in this environment: no notebook can use it",
+            "pip install ipykernel, and python -m ipykernel install --user --name NAME",
+        )
+    if "ipywidgets" not in found:
+        yield note("ipywidgets", "missing: the live monitor shows text", "pip install ipywidgets")
+
+
+def extensions(place: Place) -> Iterator[Finding]:
+    """Whether the server and JupyterLab know gpunb, where they are installed."""
+    if _version("jupyter_server") is None:
+        says = "no Jupyter server in this environment: its panel is set up where the server is"
+        yield note("server extension", says)
+        return
+    from jupyter_core.paths import jupyter_config_path, jupyter_path
+
+    enabled = _enabled([Path(each) for each in jupyter_config_path()])
+    cure = f"jupyter server extension enable {EXTENSION}"
+    if enabled:
+        yield ok("server extension", "enabled")
+    elif enabled is None:
+        yield problem("server extension", "not installed: the panel has nothing to show", cure)
+    else:
+        yield problem("server extension", "disabled", cure)
+    if _version("jupyterlab") is None and _version("notebook") is None:
+        return
+    places = [Path(each) / LAB_EXTENSION / "package.json" for each in jupyter_path("labextensions")]
+    there = next((each for each in places if each.exists()), None)
+    if there is None:
+        yield problem(
+            "JupyterLab extension", "not installed", "pip install --force-reinstall gpunb"
+        )
+    else:
+        yield ok("JupyterLab extension", f"{_field(there, 'version')} in {there.parent}")
+
+
+def _enabled(paths: list[Path]) -> bool | None:
+    """What the configuration says last of the extension; the first folder counts most."""
+    for path in paths:
+        files = [path / "jupyter_server_config.json"]
+        files += sorted((path / "jupyter_server_config.d").glob("*.json"), reverse=True)
+        for file in files:
+            try:
+                said = json.loads(file.read_text())["ServerApp"]["jpserver_extensions"][EXTENSION]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            return bool(said)
+    return None
+
+
+def _field(path: Path, name: str) -> str:
+    try:
+        return str(json.loads(path.read_text())[name])
+    except (OSError, ValueError, KeyError):
+        return "unknown version"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,38 @@
+"""``gpunb devices``: the devices that a session would use."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from gpunb import accelerators
+from gpunb.core.resources import Device, size_text
+
+_FACTS = ("id", "key", "name", "type", "memory", "vendor", "logical")
+
+
+def run(options: argparse.Namespace) -> int:
+    found = accelerators.detect()
+    if options.json:
+        facts = {"devices": [_facts(each) for each in found.devices], "notes": list(found.notes)}
+        print(json.dumps(facts, indent=2))
+        return 0
+    for device in found.devices:
+        print(f"{described(device)}, {device.key}")
+    if not found.devices:
+        print("no GPUs")
+    for note in found.notes:
+        print(f"note: {note}")
+    return 0
+
+
+def described(device: Device) -> str:
+    """A device in words: ``"GPU 0: NVIDIA A100-SXM4-40GB, A100, 40 GiB"``."""
+    memory = size_text(device.memory) if device.memory else "memory unknown"
+    kind = device.type or ("logical" if device.logical else "type unknown")
+    return f"{device.resource} {device.id}: {device.name}, {kind}, {memory}"
+
+
+def _facts(device: Device) -> dict[str, Any]:
+    return {name: getattr(device, name) for name in _FACTS}

@@ -1,0 +1,346 @@
+"""What tasks take of their devices, next to what they were given: the rules of the sampler.
+
+`Book` is told what was seen on the devices and who holds them, and answers with findings: what is
+worth a warning, or an end. It says each only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpunb.core.resources import UNIT, Device, Shares, amount, size_text
+from gpunb.core.shares import CONTEXT, allowed, hint
+from gpunb.core.sightings import Exceeded, Finding, Holder, Reading, Remark, Seen
+from gpunb.core.tasks import TaskId, WorkerId
+
+IDLE_AFTER = 600.0
+"""Seconds after which a device that is held and does nothing is worth a word."""
+
+BACK_AFTER = 2.0
+"""Seconds in which the memory of a process that is gone should be free again."""
+
+REMEMBERED = 1000
+"""Tasks whose peak is known after their end."""
+
+_SERVERS = ("nvidia-cuda-mps",)
+_NOBODY: Mapping[int, tuple[TaskId, str]] = MappingProxyType({})
+
+
+class _Left(NamedTuple):
+    """What a worker that is gone leaves to be looked after on one device."""
+
+    key: str
+    label: str
+    pids: frozenset[int]
+    peak: int
+    before: int | None
+    since: float
+
+
+class Book:
+    """Who takes how much of which device."""
+
+    def __init__(self, devices: Iterable[Device]) -> None:
+        self.devices = {each.key: each for each in devices}
+        self.holders: dict[WorkerId, Holder] = {}
+        self.readings: dict[str, Reading] = {}
+        self.others: dict[str, list[Seen]] = {}
+        self.past: dict[TaskId, tuple[dict[str, int], Shares]] = {}
+        self._said: set[tuple[object, ...]] = set()
+        self._left: list[_Left] = []
+        self._before: dict[tuple[WorkerId, str], int | None] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is still to be seen that memory comes back."""
+        return bool(self._left)
+
+    # ---------------------------------------------------------------------------------- who holds
+
+    def begins(self, holder: Holder) -> None:
+        """A task runs on a worker that has shares; a worker may run several, one after the
+        other, and an actor counts as one."""
+        known = self.holders.get(holder.worker)
+        if known is not None:
+            holder.pids, holder.now, holder.said = known.pids, known.now, known.said
+        else:
+            for key, _ in holder.shares:
+                self._before[holder.worker, key] = self._unlisted(key)
+        self.holders[holder.worker] = holder
+
+    def calls(self, holder: Holder) -> None:
+        """An actor has something to do."""
+        if not holder.busy:
+            holder.busy, holder.recent = True, dict(holder.now)
+
+    def ends(self, worker: WorkerId, job: TaskId, *, last: bool) -> None:
+        """A task or a call is over, and with the `last` the worker is not busy any more; its peak
+        is kept."""
+        holder = self.holders.get(worker)
+        if holder is not None:
+            holder.busy = holder.busy and not last
+            self._keep(job, holder.peak if job == holder.job else holder.recent, holder.shares)
+
+    def gone(self, worker: WorkerId, now: float, *, watched: bool) -> None:
+        """The worker's process is gone: its memory has to come back, which shows if its devices
+        are being `watched`."""
+        holder = self.holders.pop(worker, None)
+        if holder is None:
+            return
+        self._keep(holder.job, holder.peak, holder.shares)
+        for key, _ in holder.shares:
+            before = self._before.pop((worker, key), None)
+            peak = holder.peak.get(key, 0)
+            if watched and key in self.readings and (holder.pids or peak):
+                pids = frozenset(holder.pids)
+                self._left.append(_Left(key, holder.label, pids, peak, before, now))
+
+    def says(self, worker: WorkerId, key: str, now: int, peak: int) -> Sequence[Finding]:
+        """What the frameworks of a worker say that they have of a device, and had at most."""
+        holder = self.holders.get(worker)
+        if holder is None:
+            return ()
+        holder.said[key] = now
+        seen = holder.now.get(key, 0) if key in self.readings else 0
+        self._has(holder, key, max(now, seen))
+        holder.peak[key] = max(peak, holder.peak[key])
+        return list(self._exceeded(holder, key, self._total(key)))
+
+    @staticmethod
+    def _has(holder: Holder, key: str, used: int) -> None:
+        holder.now[key] = used
+        holder.peak[key] = max(used, holder.peak.get(key, 0))
+        holder.recent[key] = max(used, holder.recent.get(key, 0))
+
+    def _keep(self, job: TaskId, peak: Mapping[str, int], shares: Shares) -> None:
+        self.past.pop(job, None)
+        self.past[job] = dict(peak), shares
+        if len(self.past) > REMEMBERED:
+            del self.past[next(iter(self.past))]
+
+    # ------------------------------------------------------------------------------- what is seen
+
+    def look(
+        self,
+        readings: Mapping[str, Reading],
+        kernel: int,
+        now: float,
+        without: Mapping[int, tuple[TaskId, str]] = _NOBODY,
+    ) -> list[Finding]:
+        """Take in what was seen.
+
+        Args:
+            kernel: the id of the process that has the session.
+            without: tasks that have no device, with their labels, by the ids of their processes.
+        """
+        found: list[Finding] = []
+        self.readings.update(readings)
+        for key, reading in readings.items():
+            if key in self.devices:
+                found += self._device(key, reading, kernel, without)
+        for (worker, key), before in self._before.items():
+            if before is None:
+                self._before[worker, key] = self._unlisted(key)
+        for holder in self.holders.values():
+            for key, _ in holder.shares:
+                if key in readings:
+                    found += self._exceeded(holder, key, self._total(key))
+            found += self._idle(holder, now)
+        found += self._back(now)
+        return found
+
+    def _device(
+        self,
+        key: str,
+        reading: Reading,
+        kernel: int,
+        without: Mapping[int, tuple[TaskId, str]],
+    ) -> Iterable[Finding]:
+        sums: dict[WorkerId, int] = {}
+        outside: list[Seen] = []
+        for process in reading.processes or ():
+            owner = self._owner(process)
+            if owner is not None:
+                owner.pids.add(process.pid)
+                sums[owner.worker] = sums.get(owner.worker, 0) + (process.memory or 0)
+                if key not in dict(owner.shares):
+                    yield from self._foreign(key, owner.job, owner.label)
+            elif process.pid == kernel:
+                yield from self._kernels(key, process)
+            elif not (process.name or "").startswith(_SERVERS):
+                outside.append(process)
+                for pid in process.line:
+                    if pid in without:
+                        yield from self._foreign(key, *without[pid])
+        self.others[key] = outside
+        for holder in self.holders.values():
+            if key not in dict(holder.shares):
+                continue
+            seen = sums.get(holder.worker) if reading.processes is not None else None
+            known = [each for each in (seen, holder.said.get(key)) if each is not None]
+            if known:
+                self._has(holder, key, max(known))
+
+    def _foreign(self, key: str, job: TaskId, label: str) -> Iterable[Finding]:
+        if self._once("foreign", job, key):
+            yield Remark(
+                f"{label} uses {self._name(key)}, which it was not given: it may have changed the "
+                "environment variable that shows it its devices",
+                job,
+            )
+
+    def _kernels(self, key: str, process: Seen) -> Iterable[Finding]:
+        if self._once("kernel", key):
+            has = f" and has {size_text(process.memory)} there" if process.memory else ""
+            yield Remark(
+                f"this notebook's own process uses {self._name(key)}{has}, which no task can have "
+                "until it is restarted: a library was used outside of gpunb"
+            )
+
+    def _owner(self, process: Seen) -> Holder | None:
+        line = process.line or (process.pid,)
+        for holder in self.holders.values():
+            if holder.pid is not None and holder.pid in line:
+                return holder
+        return None
+
+    def _exceeded(self, holder: Holder, key: str, total: int | None) -> Iterable[Finding]:
+        units = dict(holder.shares).get(key, UNIT)
+        used = holder.now.get(key, 0)
+        if not total or units >= UNIT or used <= allowed(units, total):
+            return
+        if self._once("exceeded", holder.worker, holder.job, key):
+            share = size_text(total * units // UNIT)
+            yield Exceeded(
+                holder.worker,
+                holder.job,
+                f"{holder.label} has {size_text(used)} of {self._name(key)}, and its share of "
+                f"{amount(units)} is {share}. {self.table(key)}",
+            )
+
+    def _idle(self, holder: Holder, now: float) -> Iterable[Finding]:
+        """An actor or a session that keeps devices which do nothing."""
+        rates = [self.readings[key].utilization for key, _ in holder.shares if key in self.readings]
+        works = any(rates) if any(each is not None for each in rates) else holder.busy
+        if not holder.lasting or works:
+            holder.idle = None
+            return
+        holder.idle = now if holder.idle is None else holder.idle
+        if now - holder.idle >= IDLE_AFTER and self._once("idle", holder.worker):
+            names = " and ".join(self._name(key) for key, _ in holder.shares)
+            minutes = int((now - holder.idle) // 60)
+            yield Remark(
+                f"{holder.label} has kept {names} for {minutes} minutes without using it", None
+            )
+
+    def _back(self, now: float) -> Iterable[Finding]:
+        """Whether the memory of those that are gone is free again."""
+        kept: list[_Left] = []
+        for left in self._left:
+            listed = self.readings[left.key].processes or ()
+            still = [each for each in listed if left.pids.intersection((each.pid, *each.line))]
+            excess = self._excess(left)
+            if not still and not excess:
+                continue
+            if now - left.since < BACK_AFTER:
+                kept.append(left)
+                continue
+            what = f"the memory that {left.label} had on {self._name(left.key)} is not back"
+            if still:
+                names = ", ".join(map(str, still))
+                yield Remark(f"{what}: {names} still {'have' if len(still) > 1 else 'has'} it")
+            else:
+                size = size_text(excess)
+                yield Remark(f"{what}: {size} are in use that no process is listed for")
+        self._left = kept
+
+    def _excess(self, left: _Left) -> int:
+        """Bytes in use that nobody is listed for, and that were not so before."""
+        after = self._unlisted(left.key)
+        if after is None or left.before is None or not left.peak:
+            return 0
+        more = after - left.before
+        return more if more > max(CONTEXT // 2, left.peak // 2) else 0
+
+    def _unlisted(self, key: str) -> int | None:
+        """Bytes in use beyond those of the processes that are listed; None if not known."""
+        reading = self.readings.get(key)
+        if reading is None or reading.memory_used is None or reading.processes is None:
+            return None
+        if any(each.memory is None for each in reading.processes):
+            return None
+        return reading.memory_used - sum(each.memory or 0 for each in reading.processes)
+
+    def _once(self, *what: object) -> bool:
+        if what in self._said:
+            return False
+        self._said.add(what)
+        return True
+
+    # ----------------------------------------------------------------------------------- in words
+
+    def memory(self, job: TaskId) -> dict[str, int | None]:
+        """What a task has and had at most, and what its shares amount to, in bytes."""
+        holder = next((each for each in self.holders.values() if each.job == job), None)
+        if holder is not None:
+            now, (peak, shares) = sum(holder.now.values()), (holder.peak, holder.shares)
+        elif job in self.past:
+            now, (peak, shares) = 0, self.past[job]
+        else:
+            return {"now": None, "peak": None, "share": None}
+        totals = [self._total(key) for key, _ in shares]
+        share = None
+        if shares and None not in totals:
+            share = sum(
+                (total or 0) * units // UNIT
+                for total, (_, units) in zip(totals, shares, strict=True)
+            )
+        known = bool(peak)
+        return {
+            "now": now if known and holder is not None else None,
+            "peak": sum(peak.values()) if known else None,
+            "share": share,
+        }
+
+    def hint(self, job: TaskId) -> str | None:
+        """What would have been a better share, in words."""
+        holder = next((each for each in self.holders.values() if each.job == job), None)
+        peak, shares = (holder.peak, holder.shares) if holder else self.past.get(job, ({}, ()))
+        if len(shares) != 1:
+            return None
+        ((key, units),) = shares
+        total = self._total(key)
+        return hint(peak[key], units, total) if total and key in peak else None
+
+    def table(self, *keys: str) -> str:
+        """Who has how much of these devices, or of all that are held."""
+        held = [key for each in self.holders.values() for key, _ in each.shares]
+        lines = [self._line(key) for key in self.devices if key in (keys or held)]
+        return "\n".join(line for line in lines if line)
+
+    def _line(self, key: str) -> str:
+        parts = []
+        for holder in self.holders.values():
+            units = dict(holder.shares).get(key)
+            if units is not None:
+                used = holder.now.get(key)
+                has = size_text(used) if used is not None else "an unknown part"
+                parts.append(f"{holder.label} has {has} (share {amount(units)})")
+        for each in self.others.get(key, ()):
+            has = size_text(each.memory) if each.memory is not None else "an unknown part"
+            parts.append(f"{each} has {has}")
+        reading, total = self.readings.get(key), self._total(key)
+        if reading is not None and reading.memory_used is not None and total:
+            parts.append(f"{size_text(max(0, total - reading.memory_used))} are free")
+        of = f" of {size_text(total)}" if total else ""
+        return f"{self._name(key)}{of}: {', '.join(parts)}" if parts else ""
+
+    def _name(self, key: str) -> str:
+        device = self.devices[key]
+        return f"GPU {device.id}"
+
+    def _total(self, key: str) -> int | None:
+        reading = self.readings.get(key)
+        return (reading.memory_total if reading else None) or self.devices[key].memory

@@ -1,0 +1,64 @@
+"""Options as they are written, and what they ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunb.core.options import ActorOptions, Options
+from gpunb.core.resources import UNIT, Demand
+
+GiB = 1024**3
+
+
+@pytest.mark.parametrize("kind", [Options, ActorOptions])
+@pytest.mark.parametrize(
+    ("written", "asks"),
+    [
+        (
+            {"num_gpus": 1, "min_memory": "40GiB"},
+            Demand(gpus=UNIT, min_memory=40 * GiB),
+        ),
+        (
+            {"gpu_memory": "4GiB", "min_memory": 2**30, "accelerator_type": ["a100", "4090"]},
+            Demand(gpu_memory=4 * GiB, min_memory=GiB, types=("a100", "4090")),
+        ),
+        (
+            {"num_gpus": 0.5, "resources": {"accelerator_type:A100": 0.001, "port": 1}},
+            Demand(gpus=UNIT // 2, resources=(("port", UNIT),), types=("A100",)),
+        ),
+        (
+            {
+                "num_gpus": 1,
+                "accelerator_type": "T4",
+                "resources": {"accelerator_type:A100": 0.001},
+            },
+            Demand(gpus=UNIT, types=("T4",)),
+        ),
+        ({"resources": {"TPU": 4}, "num_cpus": 0}, Demand(resources=(("TPU", 4 * UNIT),))),
+    ],
+)
+def test_what_is_asked(kind, written, asks) -> None:
+    assert kind().updated(written).demand() == asks
+
+
+@pytest.mark.parametrize("kind", [Options, ActorOptions])
+@pytest.mark.parametrize(
+    ("written", "error", "says"),
+    [
+        ({"min_memory": "1GiB"}, ValueError, "no device is asked for: add num_gpus=1"),
+        ({"num_gpus": 0, "min_memory": "1GiB"}, ValueError, "no device is asked for"),
+        ({"num_gpus": 1, "min_memory": "much"}, ValueError, "min_memory='much' is not a size"),
+        ({"num_gpus": 1, "min_memory": 0}, ValueError, "min_memory=0 must be at least one byte"),
+        ({"num_gpus": 1, "min_memory": []}, TypeError, "min_memory must be a number of bytes"),
+        ({"num_gpus": 1, "min_mem": 1}, ValueError, "did you mean 'min_memory'?"),
+    ],
+)
+def test_what_is_wrong(kind, written, error, says) -> None:
+    with pytest.raises(error) as raised:
+        kind().updated(written)
+    assert says in str(raised.value)
+
+
+def test_it_says_what_it_asks_for() -> None:
+    demand = Options().updated({"num_gpus": 2, "min_memory": "40GiB"}).demand()
+    assert str(demand) == "2 GPU, 40 GiB or more on each"

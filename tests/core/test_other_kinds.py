@@ -1,0 +1,242 @@
+"""Devices of other kinds than GPUs: asked for as resources, placed like GPUs, with rules of
+their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunb.core.placement import Capacity
+from gpunb.core.reasons import refusal, why_waiting
+from gpunb.core.resources import UNIT, Allocation, Demand, Device, Machine
+from gpunb.core.snapshot import available, snapshot, unmet
+from gpunb.core.tasks import Succeeded
+from tests.core.world import GiB, World, ask, family, gpu, machine
+
+NPUS = replace(machine(cpus=2, resources={"port": 1}), devices=(gpu(0), *family("NPU", 3)))
+TPUS = Machine((*family("TPU", 4, whole=True, counts=(1, 2, 4)), gpu(0, "A100", 40)), 2 * UNIT)
+
+
+def places(capacity: Capacity, *demands: Demand) -> list[list[str] | None]:
+    found: list[list[str] | None] = []
+    for demand in demands:
+        allocation = capacity.place(demand)
+        found.append(None if allocation is None else [key for key, _ in allocation.shares])
+        if allocation is not None:
+            capacity.take(allocation)
+    return found
+
+
+def test_they_are_resources_of_their_own() -> None:
+    totals = {"CPU": 2.0, "GPU": 1.0, "NPU": 3.0, "port": 1.0}
+    assert NPUS.totals() == totals
+    world = World(NPUS)
+    assert available(world.scheduler) == totals
+    world.submit(ask(resources={"NPU": 2}), max_calls=1)
+    world.submit(ask(resources={"NPU": 0.25}), max_calls=1)
+    assert available(world.scheduler) == {**totals, "NPU": 0.75}
+
+
+def test_they_are_packed_like_gpus() -> None:
+    capacity = Capacity(NPUS)
+    half, one, two = (ask(resources={"NPU": each}) for each in (0.5, 1, 2))
+    found = places(capacity, half, one, half, two, one, half)
+    assert found == [["NPU-0"], ["NPU-1"], ["NPU-0"], None, ["NPU-2"], None]
+
+
+def test_a_demand_may_have_parts_of_several_kinds() -> None:
+    both = ask(gpus=0.5, cpus=1, resources={"NPU": 2, "port": 0.5})
+    assert Capacity(NPUS).place(both) == Allocation(
+        (("gpu-0", 5000), ("NPU-0", UNIT), ("NPU-1", UNIT)), UNIT, (("port", 5000),)
+    )
+    assert places(Capacity(NPUS), ask(gpus=1), both) == [["gpu-0"], None]
+
+
+def test_num_gpus_takes_none_of_them() -> None:
+    assert places(Capacity(NPUS), ask(gpus=1), ask(gpus=0.1)) == [["gpu-0"], None]
+    assert refusal(ask(gpus=2), NPUS) is not None
+
+
+def test_counts_that_are_allowed() -> None:
+    found = places(Capacity(TPUS), *(ask(resources={"TPU": each}) for each in (1, 2, 2, 1)))
+    assert found == [["TPU-0"], ["TPU-1", "TPU-2"], None, ["TPU-3"]]
+
+
+@pytest.mark.parametrize(
+    ("demand", "made", "says"),
+    [
+        (ask(resources={"TPU": 0.5}), TPUS, "TPU devices are given out whole: ask for a whole"),
+        (ask(resources={"NPU": 1.5}), NPUS, "NPU devices are given out whole: ask for a whole"),
+        (ask(resources={"TPU": 3}), TPUS, "3 TPU devices cannot be used together: ask for one of"),
+        (ask(resources={"NPU": 4}), NPUS, "it asks for 4 NPU and there are 3"),
+        (ask(resources={"HPU": 1}), NPUS, "1 of the resource 'HPU': there is none"),
+        (
+            ask(gpus=1),
+            Machine(tuple(family("TPU", 2, whole=True))),
+            "logical ones), but 1 x TPU 0, 1 x TPU 1: ask for resources={'TPU': 1}",
+        ),
+    ],
+)
+def test_what_can_never_be_met(demand: Demand, made: Machine, says: str) -> None:
+    reason = refusal(demand, made)
+    assert reason is not None
+    assert says in reason
+    assert Capacity(made).place(demand) is None
+
+
+def test_a_type_of_such_a_device() -> None:
+    devices = [replace(each, type="TPU-V4") for each in family("TPU", 2, whole=True)]
+    made = Machine(tuple(devices), UNIT)
+    assert places(Capacity(made), ask(resources={"TPU": 1}, types=("v4",))) == [["TPU-0"]]
+    reason = refusal(ask(resources={"TPU": 1}, types=("TPU-V5P",)), made)
+    assert reason is not None
+    assert "no device is of type TPU-V5P: there are 2 x TPU-V4" in reason
+
+
+def test_beside_gpus_a_type_is_theirs() -> None:
+    typed = ask(gpus=1, resources={"TPU": 2}, types=("A100",))
+    assert places(Capacity(TPUS), typed) == [["TPU-0", "TPU-1", "gpu-0"]]
+
+
+def test_why_it_waits() -> None:
+    capacity = Capacity(NPUS)
+    capacity.take(Allocation((("NPU-0", UNIT), ("NPU-1", 5000), ("NPU-2", 8000))))
+    holders = {1: [7], 2: [8]}
+    assert why_waiting(ask(resources={"NPU": 1}), capacity, holders) == (
+        "needs 1 whole NPU; 0 of 3 are wholly free, held by #7, #8"
+    )
+    assert why_waiting(ask(resources={"NPU": 0.6}), capacity, holders) == (
+        "needs 0.6 of one NPU; the largest free share is 0.5 on NPU 1, held by #8"
+    )
+
+
+def test_a_task_that_has_some_has_a_process_of_its_own() -> None:
+    """Another task in it would find them in use; so `max_calls` does not matter."""
+    world = World(NPUS)
+    task = world.submit(ask(resources={"NPU": 1}), max_calls=0)
+    run = world.runs[task]
+    assert run.last
+    world.finish(task, Succeeded())
+    assert run.worker in world.ending
+    assert not list(world.scheduler.workforce.idle)
+    world.exit(run.worker)
+    assert available(world.scheduler)["NPU"] == 3.0
+
+
+def test_a_worker_with_both_may_be_kept_and_makes_room() -> None:
+    world = World(NPUS)
+    both = ask(gpus=1, resources={"NPU": 3})
+    first = world.submit(both, max_calls=0)
+    worker = world.runs[first].worker
+    world.finish(first, Succeeded())
+    again = world.submit(both, max_calls=0)
+    assert world.runs[again].worker == worker
+    world.finish(again, Succeeded())
+    waits = world.submit(ask(resources={"NPU": 1}), max_calls=1)
+    assert worker in world.ending
+    world.exit(worker)
+    assert waits in world.runs
+
+
+def test_tasks_that_hold_one_another_up_are_told() -> None:
+    world = World(replace(NPUS, devices=tuple(family("NPU", 1))))
+    parent = world.submit(ask(resources={"NPU": 1}), max_calls=1)
+    child = world.submit(ask(resources={"NPU": 1}), max_calls=1, parent=parent)
+    world.block(parent, child)
+    world.advance(1)
+    assert "NPU 0" in str(world.settled[child])
+
+
+# --------------------------------------------------------------------------------- size and type
+
+MIXED = machine([("A100", 40), ("V100", 16), ("A100", 80)])
+
+
+@pytest.mark.parametrize(
+    ("demand", "found"),
+    [
+        (Demand(gpus=UNIT, min_memory=41 * GiB), ["gpu-2"]),
+        (Demand(gpus=UNIT, min_memory=17 * GiB), ["gpu-0"]),
+        (Demand(gpus=5000, min_memory=80 * GiB), ["gpu-2"]),
+        (Demand(gpus=2 * UNIT, min_memory=17 * GiB), ["gpu-0", "gpu-2"]),
+        (Demand(gpu_memory=10 * GiB, min_memory=50 * GiB), ["gpu-2"]),
+        (Demand(gpus=UNIT, min_memory=1, types=("V100", "A100")), ["gpu-1"]),
+        (Demand(gpus=UNIT, types=("a100-80g", "A100")), ["gpu-2"]),
+        (Demand(gpus=3 * UNIT, types=("a100-80g", "A100", "v100")), ["gpu-0", "gpu-1", "gpu-2"]),
+    ],
+)
+def test_only_devices_that_are_large_enough(demand: Demand, found: list[str]) -> None:
+    assert places(Capacity(MIXED), demand) == [found]
+
+
+@pytest.mark.parametrize(
+    ("demand", "says"),
+    [
+        (Demand(gpus=UNIT, min_memory=81 * GiB), "no device has 81 GiB of memory: there are 1 x"),
+        (
+            Demand(gpus=UNIT, min_memory=17 * GiB, types=("V100",)),
+            "no such device has 17 GiB of memory",
+        ),
+        (Demand(gpus=3 * UNIT, min_memory=17 * GiB), "too few are of 17 GiB or more: there are"),
+        (
+            Demand(gpus=2 * UNIT, min_memory=50 * GiB, types=("A100",)),
+            "too few are of the type and of 50 GiB or more",
+        ),
+        (Demand(gpu_memory=41 * GiB, types=("V100",)), "no such device has that much memory"),
+    ],
+)
+def test_devices_that_are_too_small(demand: Demand, says: str) -> None:
+    reason = refusal(demand, MIXED)
+    assert reason is not None
+    assert says in reason
+
+
+def test_slices_are_used_one_at_a_time() -> None:
+    card = gpu(0, "A100", 40)
+    parts = [
+        Device(f"MIG-{at}", f"MIG-{at}", "1g", "A100-MIG-1g.5gb", 5 * GiB, part_of="x", counts=(1,))
+        for at in range(2)
+    ]
+    made = Machine((card, *parts))
+    assert places(Capacity(made), *[ask(gpus=1)] * 4) == [["gpu-0"], ["MIG-0"], ["MIG-1"], None]
+    assert places(Capacity(made), ask(gpus=0.5, types=("1g.5gb",))) == [None]
+    typed = ask(gpus=0.5, types=("A100-MIG-1g.5gb",))
+    assert places(Capacity(made), typed, typed) == [["MIG-0"], ["MIG-0"]]
+    reason = refusal(ask(gpus=2), made)
+    assert reason is not None
+    assert "only 1 of them can be used 2 at a time (a process can use one MIG slice only)" in reason
+
+
+# -------------------------------------------------------------------------------------- unmet
+
+
+def test_what_waits_is_summed_by_resource_and_type() -> None:
+    world = World(machine([("A100", 40), ("V100", 16)], cpus=1))
+    assert unmet(world.scheduler) == {}
+    world.submit(ask(gpus=2, cpus=1), max_calls=1)
+    for _ in range(3):
+        world.submit(ask(gpus=0.5, types=("v100", "A100")), max_calls=1)
+    world.submit(ask(gpus=1, types=("A100",)), max_calls=1)
+    world.submit(ask(memory=4, types=("V100",), cpus=1), max_calls=1)
+    first = world.submit(ask(cpus=1))
+    world.submit(ask(gpus=1), needs=(first,))
+    assert unmet(world.scheduler) == {
+        "CPU": 2.0,
+        "GPU": 2.75,
+        "accelerator_type:V100": 1.75,
+        "accelerator_type:A100": 1.0,
+    }
+    assert snapshot(world.scheduler, world.now).unmet == unmet(world.scheduler)
+
+
+def test_what_waits_for_other_kinds_counts_under_their_names() -> None:
+    world = World(NPUS)
+    for _ in range(2):
+        world.submit(ask(resources={"NPU": 2, "port": 1}), max_calls=1)
+    assert unmet(world.scheduler) == {"NPU": 2.0, "port": 1.0}
+
+
+def test_the_snapshot_names_the_kind_of_each_device() -> None:
+    view = snapshot(World(TPUS).scheduler, 0.0)
+    assert [device.resource for device in view.devices] == ["TPU"] * 4 + ["GPU"]

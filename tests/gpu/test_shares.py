@@ -1,0 +1,171 @@
+"""On a real NVIDIA GPU: shares that are kept, and figures that are right. One device is enough."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import Any
+
+import pytest
+
+import gpunb
+from gpunb import accelerators
+from gpunb.accelerators import mps
+from gpunb.core.shares import CONTEXT
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.gpu
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="these tests compute with PyTorch")
+
+
+@pytest.fixture(scope="module")
+def card(torch, by_value):
+    devices = [each for each in accelerators.detect().devices if each.vendor == "nvidia"]
+    if not devices:
+        pytest.skip("no NVIDIA GPU: " + "; ".join(accelerators.detect().notes))
+    return devices[0]
+
+
+@pytest.fixture
+def begin(card):
+    """Starts a session on one device."""
+
+    def begin(**settings: Any) -> Any:
+        return gpunb.init(**{"num_gpus": 1, "preload": ["numpy", "torch"], **settings})
+
+    yield begin
+    gpunb.shutdown()
+
+
+@gpunb.remote(num_gpus=0.1)
+def fill(size: int, seconds: float = 0.0) -> tuple[int, int]:
+    """Take so many bytes for a while; what PyTorch has then, and what NVML should say."""
+    import torch
+
+    block = torch.ones(size // 4, device="cuda")
+    torch.cuda.synchronize()
+    time.sleep(seconds)
+    return torch.cuda.max_memory_reserved(), int(block.numel())
+
+
+def free(card: Any) -> int:
+    reading = accelerators.measure([card])[card.key]
+    return reading.memory_total - reading.memory_used
+
+
+def facts(ref: gpunb.ObjectRef) -> dict[str, Any]:
+    found = gpunb.status()
+    jobs = {each["id"]: each for each in (*found["running"], *found["finished"])}
+    return jobs[ref.id[0]]
+
+
+def test_four_quarters_at_once_each_within_its_own(begin, card):
+    begin()
+
+    @gpunb.remote(num_gpus=0.25)
+    def most() -> tuple[float, float]:
+        import torch
+
+        start = time.time()
+        block = torch.empty(int(card.memory * 0.15), dtype=torch.uint8, device="cuda")
+        block.fill_(1)
+        torch.cuda.synchronize()
+        time.sleep(3)
+        return start, time.time()
+
+    spans = gpunb.get([most.remote() for _ in range(4)])
+    assert max(start for start, _ in spans) < min(end for _, end in spans), "not at once"
+
+
+def test_one_that_asks_for_more_than_its_share_fails_alone(begin, card):
+    begin()
+    greedy = fill.options(max_retries=0).remote(card.memory // 5)
+    modest = fill.remote(64 * MIB, 2.0)
+    with pytest.raises(Exception, match="out of memory") as caught:
+        gpunb.get(greedy)
+    assert "The memory of the devices when this was raised:" in str(caught.value)
+    assert gpunb.get(modest)[1] == 16 * MIB
+
+
+def test_without_caps_it_may(begin, card):
+    if free(card) < card.memory // 4:
+        pytest.skip("others use this device")
+    begin(share="off")
+    assert gpunb.get(fill.options(caps=False).remote(card.memory // 5))
+
+
+def test_without_caps_the_sampler_ends_it(begin, card):
+    if free(card) < card.memory // 4:
+        pytest.skip("others use this device")
+    begin(share="kill")
+    with pytest.raises(gpunb.exceptions.OutOfMemoryError, match="was stopped"):
+        gpunb.get(fill.options(caps=False).remote(card.memory // 5, 30.0))
+
+
+def test_the_cap_makes_no_context(begin):
+    begin()
+
+    @gpunb.remote(num_gpus=0.1)
+    def imports() -> bool:
+        import torch
+
+        return torch.cuda.is_initialized()
+
+    assert gpunb.get(imports.remote()) is False
+
+
+def test_the_samplers_figures_are_those_of_the_framework(begin):
+    begin()
+    ref = fill.remote(1024 * MIB, 4.0)
+    seen = eventually(lambda: facts(ref)["memory"]["now"], "it is seen")
+    reserved, _ = gpunb.get(ref)
+    peak = facts(ref)["memory"]["peak"]
+    assert reserved <= peak <= reserved + 3 * CONTEXT
+    assert seen <= peak
+
+
+def test_memory_is_back_after_fresh_tasks(begin, card):
+    begin()
+    before = free(card)
+    for _ in range(3):
+        gpunb.get(fill.remote(512 * MIB, 1.5))
+    eventually(lambda: free(card) >= before - 64 * MIB, "the memory is back")
+    assert not [each for each in gpunb.status()["warnings"] if "is not back" in each]
+
+
+def test_the_notebooks_own_context_is_seen(begin, card, torch):
+    if os.environ.get("GPUNB_TEST_OWN_CONTEXT") != "1":
+        pytest.skip("it makes a context in this process for good: GPUNB_TEST_OWN_CONTEXT=1")
+    begin()
+    torch.ones(1, device="cuda")
+    text = "this notebook's own process uses"
+    eventually(lambda: any(text in each for each in gpunb.status()["warnings"]), "a warning")
+
+
+def test_mps_keeps_shares(begin, card):
+    if shutil.which(mps.PROGRAM) is None:
+        pytest.skip(f"{mps.PROGRAM} is not installed")
+    try:
+        begin(mps=True, caps=False)
+    except gpunb.exceptions.GpunbError as error:
+        pytest.skip(str(error))
+
+    @gpunb.remote(num_gpus=0.25)
+    def limited() -> tuple[str | None, int]:
+        import torch
+
+        return os.environ.get("CUDA_MPS_PIPE_DIRECTORY"), torch.cuda.mem_get_info()[1]
+
+    folder, _ = gpunb.get(limited.remote())
+    assert folder
+    with pytest.raises(Exception, match="out of memory"):
+        gpunb.get(fill.options(max_retries=0).remote(card.memory // 5))
+    gpunb.shutdown()
+    assert not os.path.exists(folder)

@@ -1,0 +1,267 @@
+"""The desk of a session, and what other processes hear there."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpunb
+from gpunb.exceptions import ActorDiedError, GpunbError, TaskCancelledError
+from gpunb.runtime import kernels
+from tests.sessions import alive, script
+from tests.waiting import PATIENCE, Gate, eventually
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runtime folder of the test's own."""
+    path = tmp_path / "runtime"
+    monkeypatch.setenv("GPUNB_RUNTIME_DIR", str(path))
+    return path
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+def ask(what: str, **more: Any) -> Any:
+    return kernels.ask(os.getpid(), {"do": what, **more}, timeout=PATIENCE)
+
+
+def hold(gate: Gate, name: object = "task") -> Any:
+    """A remote function that waits at the gate."""
+
+    def waits() -> None:
+        gate.enter(name)
+
+    return gpunb.remote(num_gpus=0.5)(waits)
+
+
+def test_a_session_is_found_while_it_runs(start: Start, folder: Path) -> None:
+    assert kernels.sessions() == []
+    start(simulate="1xA100:40GiB")
+    (found,) = eventually(kernels.sessions)
+    assert found == kernels.Running(os.getpid(), folder / "kernels" / f"{os.getpid()}.sock")
+    assert stat.S_IMODE(found.path.stat().st_mode) == 0o600
+    assert ask("status")["session"]["pid"] == os.getpid()
+    gpunb.shutdown()
+    assert not found.path.exists()
+    assert kernels.sessions() == []
+    with pytest.raises(GpunbError, match=f"process {os.getpid()} has no session"):
+        ask("status")
+
+
+def test_a_very_long_path_is_no_problem(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUNB_RUNTIME_DIR", str(tmp_path / ("long" * 40)))
+    start(simulate="1xA100:40GiB")
+    eventually(kernels.sessions)
+    assert ask("status")["counts"]["running"] == 0
+
+
+def test_a_socket_on_which_nobody_listens_is_removed(folder: Path) -> None:
+    path = kernels.path_of(1)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    assert path.exists()
+    assert kernels.sessions() == []
+    assert not path.exists()
+
+
+def test_nothing_is_left_of_a_kernel_that_was_killed(folder: Path) -> None:
+    ended = script(
+        "import gpunb, os, signal\n"
+        "gpunb.init(simulate='1xA100:40GiB')\n"
+        "gpunb.get(gpunb.remote(len).remote('a'))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n",
+        env={"GPUNB_RUNTIME_DIR": str(folder)},
+    )
+    assert ended.returncode == -9
+    (left,) = (folder / "kernels").iterdir()
+    assert kernels.sessions() == []
+    assert not left.exists()
+
+
+def test_a_session_goes_without_where_there_can_be_no_folder(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GPUNB_RUNTIME_DIR", str(tmp_path / "file"))
+    start(num_gpus=1)
+    assert gpunb.get(gpunb.remote(len).remote("four"), timeout=PATIENCE) == 4
+    assert any("cannot look at this session" in each for each in gpunb.status()["warnings"])
+
+
+def test_jobs_are_stopped(start: Start, gate: Gate) -> None:
+    start(simulate="1xA100:40GiB")
+    first, second = (hold(gate, name).remote() for name in "ab")
+    third = hold(gate, "c").remote()
+    gate.await_("a")
+    gate.await_("b")
+    jobs = {job["id"]: job for job in (*ask("status")["running"], *ask("status")["waiting"])}
+    a, b, c = sorted(jobs)
+    assert ask("cancel", job=c) is None
+    assert ask("cancel", job=b, force=True) is None
+    assert ask("interrupt", job=a) is None
+    for ref in (first, second, third):
+        with pytest.raises(TaskCancelledError):
+            gpunb.get(ref, timeout=PATIENCE)
+    with pytest.raises(GpunbError, match=f"there is no job #{a} that is not over"):
+        ask("interrupt", job=a)
+
+
+def test_an_actor_is_ended(start: Start) -> None:
+    start(simulate="1xA100:40GiB")
+
+    @gpunb.remote(num_gpus=0.5)
+    class Counter:
+        def pid(self) -> int:
+            return os.getpid()
+
+    counter = Counter.remote()
+    pid = gpunb.get(counter.pid.remote(), timeout=PATIENCE)
+    (actor,) = ask("status")["actors"]
+    assert (actor["kind"], actor["gpus"]) == ("actor", [[0, 0.5]])
+    assert ask("kill", actor=actor["id"]) is None
+    eventually(lambda: not alive(pid), "the process is gone")
+    with pytest.raises(ActorDiedError):
+        gpunb.get(counter.pid.remote(), timeout=PATIENCE)
+    eventually(lambda: not ask("status")["actors"])
+    with pytest.raises(GpunbError, match="no actor or session of cells"):
+        ask("kill", actor=actor["id"])
+
+
+def test_idle_workers_let_go(start: Start) -> None:
+    start(simulate="1xA100:40GiB")
+    kept = gpunb.remote(num_gpus=1, max_calls=0)(os.getpid)
+    pid = gpunb.get(kept.remote(), timeout=PATIENCE)
+    assert len(ask("release")["released"]) == 1
+    eventually(lambda: not alive(pid), "the worker is gone")
+    assert ask("release") == {"released": []}
+    assert gpunb.get(kept.remote(), timeout=PATIENCE) != pid
+
+
+def test_a_session_is_asked_to_end(start: Start) -> None:
+    start(simulate="1xA100:40GiB")
+    eventually(kernels.sessions)
+    ask("release", all=True)
+    eventually(lambda: not gpunb.is_initialized(), "the session has ended")
+    eventually(lambda: not kernels.sessions())
+    start(simulate="1xA100:40GiB")  # and another may begin
+    assert gpunb.get(gpunb.remote(len).remote("four"), timeout=PATIENCE) == 4
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"do": "dance"}, "'dance' cannot be asked for: known are watch"),
+    ({}, "None cannot be asked for"),
+    ([1], "must be a JSON object"),
+    ({"do": "cancel"}, "job=None must be a number"),
+    ({"do": "cancel", "job": True}, "job=True must be a number"),
+    ({"do": "kill", "actor": "7"}, "actor='7' must be a number"),
+    ({"do": "logs", "job": 10**9}, "nothing is kept"),
+    ({"do": "watch", "interval": "often"}, "must be a number of seconds"),
+]
+
+
+def test_what_cannot_be_asked(start: Start) -> None:
+    start(num_gpus=1)
+    eventually(kernels.sessions)
+    for request, says in REFUSED:
+        with pytest.raises(GpunbError, match=says):
+            kernels.ask(os.getpid(), request, timeout=PATIENCE)
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE)
+        sock.connect(str(kernels.path_of(os.getpid())))
+        yield sock
+
+
+def test_nonsense_does_no_harm(start: Start) -> None:
+    start(num_gpus=1)
+    eventually(kernels.sessions)
+    gone = (BrokenPipeError, ConnectionResetError)
+    for said in (b"not json\n", b"\xff\xfe\n", b"x" * 200_000, b""):
+        with connected() as sock, contextlib.suppress(*gone):
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(65536):
+                pass
+    assert ask("status")["counts"]["running"] == 0
+
+
+def test_a_watcher_is_told_of_changes_and_of_nothing_else(start: Start, gate: Gate) -> None:
+    start(simulate="1xA100:40GiB")
+    told: list[tuple[float, dict[str, Any]]] = []
+
+    def look() -> None:
+        told.extend((time.monotonic(), each) for each in kernels.watch(os.getpid()))
+
+    watcher = threading.Thread(target=look)
+    eventually(kernels.sessions)
+    watcher.start()
+    eventually(lambda: told)
+    ref = hold(gate).remote()
+    asked = time.monotonic()
+    eventually(lambda: told[-1][1]["counts"]["running"] == 1, "the job is seen")
+    seen = next(when for when, each in told if each["counts"]["running"])
+    assert seen - asked < 0.4 + PATIENCE / 10  # a loaded machine may be late
+    many = [gpunb.remote(len).remote("x") for _ in range(200)]
+    gpunb.get(many, timeout=PATIENCE)
+    gate.open()
+    gpunb.get(ref, timeout=PATIENCE)
+    eventually(lambda: told[-1][1]["counts"]["finished"] == 201)
+    times = [when for when, _ in told]
+    assert min(later - before for before, later in itertools.pairwise(times)) > 0.2
+    known = len(told)
+    eventually(lambda: time.monotonic() > times[-1] + 1.5)  # two pulses without news
+    assert len(told) <= known + 1, "a worker may have come or gone, and nothing else"
+    gpunb.shutdown()
+    watcher.join(PATIENCE)
+    assert not watcher.is_alive()
+
+
+def test_nothing_is_looked_at_while_nobody_watches(start: Start) -> None:
+    start(num_gpus=1)
+    from gpunb import backend
+
+    current: Any = backend.current()
+    asked: list[str] = []
+    tell = current.driver.facts.tell
+    current.driver.facts.tell = lambda what, *more: asked.append(what) or tell(what, *more)
+    gpunb.get(gpunb.remote(len).remote("four"), timeout=PATIENCE)
+    assert asked == []
+    watch = current.watch(lambda snapshot: True)
+    eventually(lambda: asked)
+    watch.stop()
+    eventually(lambda: not current.driver.picture.watched, "it is forgotten")
+
+
+def test_a_watcher_that_reads_slowly_gets_the_latest(start: Start) -> None:
+    start(simulate="2xA100:40GiB")
+    eventually(kernels.sessions)
+    with connected() as sock:
+        sock.sendall(json.dumps({"do": "watch"}).encode() + b"\n")
+        for _ in range(20):
+            gpunb.get([gpunb.remote(len).remote("x") for _ in range(50)], timeout=PATIENCE)
+        assert ask("status")["counts"]["finished"] == 1000
+        said = b""
+        while b'"finished": 1000' not in said:
+            said = (said + sock.recv(1 << 20))[-(1 << 22) :]

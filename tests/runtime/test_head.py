@@ -1,0 +1,906 @@
+"""Head processes, and kernels that are attached to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpunb
+from gpunb import backend, cli
+from gpunb.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    GpunbError,
+    InfeasibleRequestError,
+    ObjectLostError,
+    PendingCallsLimitExceeded,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
+from gpunb.runtime import folder, heads, relayed, shown
+from gpunb.workers import messages as msg
+from tests.notebook.kernels import Kernel, kernel
+from tests.sessions import ROOT, alive, marked, running
+from tests.waiting import PATIENCE, Gate, eventually
+
+pytestmark = pytest.mark.usefixtures("by_value")
+
+FAMILY = "GPUNB_TEST_HEAD"
+MACHINE = ["--simulate", "2xA100:40GiB", "--num-cpus", "2", "--preload", "numpy"]
+
+
+def start(name: str = "lab", *options: str) -> dict[str, Any]:
+    """A head process, as the command starts it."""
+    variables = dict(os.environ)
+    variables |= {"PYTHONPATH": str(ROOT), FAMILY: f"{name}-{time.time_ns()}"}
+    command = [sys.executable, "-m", "gpunb.cli", "start", "--head", "--json", "--name", name]
+    done = subprocess.run(
+        [*command, *(options or MACHINE)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout), FAMILY: variables[FAMILY]}
+
+
+def end(facts: dict[str, Any]) -> None:
+    """Kill a head process, if it is still there, and wait until nothing of it is left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(facts["pid"], signal.SIGKILL)
+    ended(facts)
+
+
+def ended(facts: dict[str, Any]) -> None:
+    """Wait until a head process and all that it started is gone."""
+    mark = f"{FAMILY}={facts[FAMILY]}".encode()
+
+    def left() -> list[int]:
+        found = []
+        for pid in marked():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(pid)
+        return found
+
+    eventually(lambda: not left(), "all of the head process is gone")
+
+
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A runtime folder of the module's own."""
+    path = tmp_path_factory.mktemp("head") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(folder.VARIABLE, str(path))
+        patch.delenv("GPUNB_ADDRESS", raising=False)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def head(own_folder: Path) -> Iterator[dict[str, Any]]:
+    """A head process that tests share."""
+    facts = start()
+    yield facts
+    end(facts)
+
+
+@pytest.fixture
+def attached(head: dict[str, Any]) -> Iterator[Any]:
+    """This process, attached to it."""
+    yield gpunb.init("lab")
+    gpunb.shutdown()
+
+
+@pytest.fixture
+def empty(own_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runtime folder in which no head process runs."""
+    path = tmp_path / "run"
+    monkeypatch.setenv(folder.VARIABLE, str(path))
+    return path
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path)
+    yield gate
+    gate.open()
+
+
+def get(refs: Any) -> Any:
+    return gpunb.get(refs, timeout=PATIENCE)
+
+
+@contextlib.contextmanager
+def other(text: str, **more: Any) -> Iterator[Any]:
+    """Another process, which is attached and says so."""
+    program = f"import gpunb, os, sys\ngpunb.init('lab')\n{text}"
+    with running(program, **more) as process:
+        yield process
+
+
+def said(process: Any) -> str:
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return str(line).strip()
+
+
+@gpunb.remote
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+@gpunb.remote(num_gpus=0.5)
+def on_gpu() -> tuple[Any, int]:
+    return gpunb.get_gpu_ids(), os.getpid()
+
+
+def waiting(gate: Gate, **options: Any) -> Any:
+    """A remote function that waits at the gate."""
+
+    def waits(name: str = "task") -> str:
+        gate.enter(f"{name}-{os.getpid()}")
+        return name
+
+    return gpunb.remote(**options)(waits) if options else gpunb.remote(waits)
+
+
+@gpunb.remote
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, by: int = 1) -> int:
+        self.count += by
+        return self.count
+
+    def wait(self, gate: Gate) -> None:
+        gate.enter("actor")
+
+
+# ------------------------------------------------------------------------------- start and stop
+
+
+def test_it_starts_says_how_to_attach_and_stops(empty, capsys):
+    assert cli.main(["start", "--head", *MACHINE]) == 0
+    out = capsys.readouterr().out
+    (found,) = heads.running()
+    assert found.name == "head"
+    for text in (f"process {found.pid}", "2 x A100", 'gpunb.init("auto")', "gpunb stop head"):
+        assert text in out
+    assert alive(found.pid)
+    assert os.getsid(found.pid) != os.getsid(0)
+    assert stat_of(heads.path_of("head")) == 0o600
+    assert cli.main(["status"]) == 0
+    assert f"head process 'head' pid {found.pid}" in capsys.readouterr().out
+
+    assert cli.main(["start", "--head"]) == 1
+    assert f"runs already, as process {found.pid}" in capsys.readouterr().err
+
+    assert cli.main(["stop"]) == 0
+    assert "has ended" in capsys.readouterr().out
+    assert not alive(found.pid)
+    assert not heads.running()
+    assert not heads.path_of("head").exists()
+
+
+def stat_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_stopping_ends_the_workers_and_tells_the_kernel(empty, gate):
+    facts = start()
+    gpunb.init("auto")
+    try:
+        ref = waiting(gate, num_gpus=1).remote()
+        eventually(gate.count, "the task has begun")
+        assert cli.main(["stop", "lab", "--json"]) == 0
+        with pytest.raises(GpunbError, match=r"the head process 'lab' .* is gone"):
+            get(ref)
+    finally:
+        gpunb.shutdown()
+    ended(facts)
+
+
+def test_what_cannot_start_says_why(empty, capsys):
+    for options, text in (
+        ([], "gpunb start --head"),
+        (["--head", "--address", "10.0.0.1:6379"], "ray start"),
+        (["--head", "--name", "auto"], "no name for a head process"),
+        (["--head", "--name", "a/b"], "no name for a head process"),
+        (["--head", "--num-gpus", "-1"], "num_gpus=-1"),
+        (["--head", "--simulate", "2xA100:much"], "much"),
+        (["--head", "--resources", "a"], "NAME=NUMBER"),
+    ):
+        assert cli.main(["start", *options]) == 1, options
+        assert text in capsys.readouterr().err
+    assert not heads.running()
+    assert cli.main(["stop"]) == 1
+    assert "no head process runs" in capsys.readouterr().err
+
+
+def test_a_name_is_had_by_one_even_if_both_start_at_once(empty):
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "gpunb.cli", "start", "--head", "--json", *MACHINE]
+    both = [
+        subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    said = [each.communicate(timeout=60) for each in both]
+    try:
+        assert len(heads.running()) == 1
+        assert sorted(each.returncode for each in both) == [0, 1]
+        (error,) = (
+            err.decode() for (_, err), each in zip(said, both, strict=True) if each.returncode
+        )
+        assert "'head'" in error
+    finally:
+        assert cli.main(["stop"]) == 0
+
+
+def test_one_that_was_killed_is_in_nobodys_way(empty):
+    end(start())
+    assert not heads.running()
+    second = start()
+    assert heads.pid_of("lab") == second["pid"]
+    end(second)
+
+
+# ------------------------------------------------------------------------------------- attaching
+
+
+def test_without_a_head_process_it_says_how_to_start_one(empty):
+    with pytest.raises(GpunbError, match="gpunb start --head"):
+        gpunb.init("auto")
+    with pytest.raises(ValueError, match=r"address='nowhere'.*none runs.*--name nowhere"):
+        gpunb.init("nowhere")
+    assert not gpunb.is_initialized()
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray", "ray://host:10001"])
+def test_other_machines_are_rays(address):
+    with pytest.raises(ValueError, match=r"one machine.*Ray"):
+        gpunb.init(address)
+
+
+def test_the_environment_names_it(head, monkeypatch):
+    monkeypatch.setenv("GPUNB_ADDRESS", "lab")
+    assert get(double.remote(4)) == 8
+    try:
+        assert gpunb.status()["session"]["head"] == "lab"
+    finally:
+        gpunb.shutdown()
+
+
+def test_its_devices_are_settled(head):
+    with pytest.raises(ValueError, match=r"num_gpus=2, share='kill' cannot be said"):
+        gpunb.init("lab", num_gpus=2, share="kill")
+    with gpunb.init("auto") as session:
+        assert [each.type for each in session.devices] == ["A100", "A100"]
+        assert f"head process 'lab' (pid {head['pid']})" in repr(session)
+        assert gpunb.cluster_resources()["GPU"] == 2
+
+
+def test_several_head_processes_are_told_apart(head, own_folder):
+    second = start("second")
+    try:
+        with pytest.raises(GpunbError, match="'lab', 'second'"):
+            gpunb.init("auto")
+        with gpunb.init("second"):
+            assert gpunb.status()["session"]["pid"] == second["pid"]
+    finally:
+        end(second)
+
+
+def test_other_versions_are_refused_by_name(head, monkeypatch):
+    ours = heads.versions()
+    monkeypatch.setattr(heads, "versions", lambda: {**ours, "python": "2.7"})
+    text = f"runs gpunb {ours['gpunb']} on Python {ours['python']}, and this .* on Python 2.7"
+    with pytest.raises(GpunbError, match=text):
+        gpunb.init("lab")
+
+
+def test_nobody_else_is_let_in(monkeypatch):
+    with gpunb.init(num_cpus=1, num_gpus=0, preload=()):
+        from gpunb.runtime import head as serving
+
+        session = backend.existing()
+        monkeypatch.setattr(heads, "peer", lambda sock: (1, os.getuid() + 1))
+        served = serving.serve(session, "private")
+        try:
+            with pytest.raises(GpunbError, match="another user"):
+                heads.connect("private")
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.settimeout(PATIENCE)
+            sock.connect(str(heads.path_of("private")))
+            with sock:
+                assert sock.recv(1000) == b""
+        finally:
+            gpunb.shutdown()
+            served.close()
+
+
+def test_nonsense_is_sent_away(head):
+    sock, _ = heads.connect("lab")
+    with sock:
+        sock.send(b"\x00what")
+        assert "gpunb ?" in json.loads(sock.recv(10_000))["error"]
+        assert sock.recv(1000) == b""
+
+
+# ------------------------------------------------------------------------------------ what works
+
+
+def test_tasks_run_there(attached, head):
+    assert get([double.remote(each) for each in range(150)]) == [2 * each for each in range(150)]
+    (ids, pid), (other_ids, _) = get([on_gpu.remote(), on_gpu.remote()])
+    assert ids == other_ids == [0]
+    assert pid != os.getpid()
+
+
+def test_arrays_travel_in_segments_and_can_be_written(attached):
+    data = np.arange(300_000.0)
+    ref = gpunb.put(data)
+    result = get(double.remote(ref))
+    result += 1
+    assert np.array_equal(result, 2 * data + 1)
+    assert np.array_equal(get(ref), data)
+
+
+def test_the_same_ref_twice(attached):
+    @gpunb.remote
+    def inside(refs: list[Any]) -> Any:
+        return gpunb.get(refs * 2)
+
+    ref = double.remote(2)
+    assert get([ref, ref]) == [4, 4]
+    assert get(inside.remote([double.remote(1)])) == [2, 2]
+
+
+def test_waiting_in_all_ways(attached, gate):
+    held, quick = waiting(gate).remote(), double.remote(1)
+    assert gpunb.wait([held, quick], timeout=PATIENCE) == ([quick], [held])
+    with pytest.raises(GetTimeoutError, match=r"0\.01"):
+        gpunb.get(held, timeout=0.01)
+    with pytest.raises(GetTimeoutError):
+        gpunb.get([held] * 150, timeout=0.01)
+    assert [get(each) for each in gpunb.as_completed([held, quick][1:])] == [2]
+    future = held.future()
+    seen = []
+    future.add_done_callback(lambda each: seen.append((each.result(), get(quick))))
+    gate.open()
+    assert future.result(PATIENCE) == "task"
+    eventually(lambda: seen == [("task", 2)], "the callback could ask as well")
+
+    async def both() -> list[Any]:
+        return list(await asyncio.gather(held, double.remote(4)))
+
+    assert asyncio.run(both()) == ["task", 8]
+
+
+def test_a_failure_among_many_ends_the_wait(attached, gate):
+    @gpunb.remote(num_cpus=0)
+    def fails() -> None:
+        raise ZeroDivisionError("of one's own")
+
+    refs = [waiting(gate).remote() for _ in range(120)]
+    with pytest.raises(ZeroDivisionError):
+        get([*refs, fails.remote()])
+    for ref in refs:
+        gpunb.cancel(ref, force=True)
+
+
+def test_generators_stream(attached):
+    @gpunb.remote
+    def counts(n: int) -> Iterator[int]:
+        yield from range(n)
+
+    assert [get(each) for each in counts.remote(5)] == [0, 1, 2, 3, 4]
+
+
+def test_cancel_and_crash(attached, gate):
+    ref = waiting(gate).remote()
+    eventually(gate.count, "it runs")
+    gpunb.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        get(ref)
+
+    @gpunb.remote
+    def crashes() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerCrashedError):
+        get(crashes.remote())
+
+
+def test_actors(attached):
+    counter = Counter.remote()
+    assert get([counter.add.remote() for _ in range(3)]) == [1, 2, 3]
+    gpunb.kill(counter)
+    with pytest.raises(ActorDiedError):
+        get(counter.add.remote())
+
+
+def test_what_is_refused_in_a_kernel_is_refused_here(attached, gate):
+    with pytest.raises(InfeasibleRequestError, match="request for 3 GPU"):
+        double.options(num_gpus=3).remote(1)
+    first = Counter.options(name="taken").remote()
+    with pytest.raises(ValueError, match="'taken' is taken"):
+        Counter.options(name="taken").remote()
+    same = Counter.options(name="taken", get_if_exists=True).remote()
+    assert same == first
+    with pytest.raises(ValueError, match="no actor has the name 'nobody'"):
+        gpunb.get_actor("nobody")
+    limited = Counter.options(max_pending_calls=1).remote()
+    ref = limited.wait.remote(gate)
+    with pytest.raises(PendingCallsLimitExceeded):
+        limited.add.remote()
+    with pytest.raises(ValueError, match="force=True"):
+        gpunb.cancel(ref, force=True)
+    gate.open()
+    get(ref)
+
+
+def test_output_comes_before_the_result(attached, capsys):
+    @gpunb.remote
+    def says() -> None:
+        for number in range(50):
+            print(f"line {number}")  # noqa: T201
+
+        @gpunb.remote
+        def inner() -> None:
+            print("from inside")  # noqa: T201
+
+        get(inner.remote())
+
+    get(says.remote())
+    out = capsys.readouterr().out
+    positions = [
+        out.index(f"(says pid={out.split('pid=')[1].split(')')[0]}) line {n}\n") for n in range(50)
+    ]
+    assert positions == sorted(positions)
+    assert "(inner pid=" in out
+
+
+def test_workers_share_the_surroundings_of_their_kernel(attached, tmp_path, monkeypatch):
+    @gpunb.remote
+    def around() -> tuple[Any, ...]:
+        return os.getcwd(), os.environ.get("OF_THE_KERNEL"), list(sys.argv), list(sys.path)
+
+    assert get(around.remote()) == (os.getcwd(), None, sys.argv, sys.path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THE_KERNEL", "yes")
+    monkeypatch.setattr(sys, "argv", ["other"])
+    assert get(around.remote())[:3] == (str(tmp_path), "yes", ["other"])
+
+
+def test_an_interrupted_wait_loses_nothing(attached, gate):
+    ref = waiting(gate).remote()
+    eventually(gate.count, "it runs")
+    main = threading.main_thread().ident
+    assert main is not None
+    for _ in range(5):
+        timer = threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            gpunb.get(ref, timeout=PATIENCE)
+        timer.join()
+    gate.open()
+    assert get(ref) == "task"
+
+
+def test_many_threads_ask_at_once(attached):
+    found: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        found[number] = get([double.remote(number * 100 + each) for each in range(20)])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(PATIENCE)
+    assert found == {n: [2 * (n * 100 + each) for each in range(20)] for n in range(6)}
+
+
+def test_what_is_let_go_is_let_go_there(attached):
+    refs = [gpunb.put(bytes(100_000)), double.remote(1)]
+    get(refs)
+    assert gpunb.status()["objects"]["objects"] == 2
+    del refs
+    eventually(no_objects, "nothing is kept")
+
+
+def no_objects() -> bool:
+    gc.collect()
+    return bool(gpunb.status()["objects"]["objects"] == 0)
+
+
+def test_the_monitors_way_in(attached, gate):
+    current: Any = backend.current()
+    seen: list[Any] = []
+    watch = current.watch(lambda snapshot: seen.append(snapshot) or True)
+    ref = waiting(gate).remote()
+    eventually(lambda: seen and seen[-1]["running"], "the task is seen to run")
+    watch.stop()
+    said: list[Any] = []
+    current.request({"do": "cancel", "job": ref.task_id}, said.append)
+    current.request({"do": "dance"}, said.append)
+    eventually(lambda: len(said) == 2, "both are answered")
+    assert said[0] == {"ok": True, "value": None}
+    assert "'dance' cannot be asked for" in said[1]["error"]
+    with pytest.raises(TaskCancelledError):
+        get(ref)
+    done = threading.Event()
+    current.later(0.01, done.set)
+    assert done.wait(PATIENCE)
+
+
+# ------------------------------------------------------------------------------- several kernels
+
+HOLDS = """
+@gpunb.remote(num_gpus=1)
+class Model:
+    def where(self):
+        return gpunb.get_gpu_ids()
+model = Model.options(name="model", lifetime={lifetime!r}).remote()
+print(gpunb.get(model.where.remote()), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_kernels_share_devices_queue_and_named_actors(attached, gate):
+    with other(HOLDS.format(lifetime=None)) as kernel:
+        assert said(kernel) == "[0]"
+        assert get(on_gpu.remote())[0] == [1]
+        model = gpunb.get_actor("model")
+        assert get(model.where.remote()) == [0]
+        both = double.options(num_gpus=2).remote(1)
+        (job,) = gpunb.status()["waiting"]
+        assert job["name"] == "double"
+        kernel.communicate("go\n", timeout=PATIENCE)
+        assert get(model.where.remote()) == [0]  # this handle keeps it
+        del model
+        assert get(both) == 2
+
+
+def test_a_detached_actor_outlives_its_kernel(attached):
+    with other(HOLDS.format(lifetime="detached")) as kernel:
+        assert said(kernel) == "[0]"
+        kernel.kill()
+        kernel.wait()
+    model = gpunb.get_actor("model")
+    assert get(model.where.remote()) == [0]
+    gpunb.kill(model)
+
+
+def test_a_killed_kernel_leaves_nothing(attached, gate):
+    text = f"""
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from tests.waiting import Gate
+gate = Gate(Path({str(gate.folder)!r}))
+
+@gpunb.remote(num_gpus=1)
+def waits():
+    try:
+        gate.enter("task")
+    except KeyboardInterrupt:
+        gate.enter("stubborn")
+
+@gpunb.remote(num_gpus=0.5)
+class Host:
+    def wait(self):
+        gate.enter("actor")
+
+host = Host.remote()
+refs = [host.wait.remote()]
+gate.await_("actor")
+refs += [waits.remote() for _ in range(4)]
+gate.await_("task")
+data = gpunb.put(bytes(1_000_000))
+print(len(gpunb.status()["running"]), flush=True)
+sys.stdin.readline()
+"""
+    with other(text) as kernel:
+        said(kernel)
+        workers = {each["pid"] for each in (*gpunb.status()["running"], *gpunb.status()["actors"])}
+        assert workers
+        kernel.kill()
+        kernel.wait()
+        eventually(lambda: gpunb.available_resources() == gpunb.cluster_resources(), "all is free")
+    eventually(lambda: not any(map(alive, workers)), "its workers are gone")
+    assert not gpunb.status()["waiting"]
+    assert not gpunb.status()["actors"]
+    eventually(no_objects, "its objects are gone")
+
+
+def test_workers_of_one_kernel_and_its_modules_are_not_anothers(attached, tmp_path, monkeypatch):
+    @gpunb.remote
+    def which() -> tuple[str, int]:
+        import surely_mine
+
+        return str(surely_mine.NAME), os.getpid()
+
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "surely_mine.py").write_text(f"NAME = {name!r}")
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    names, mine = zip(*get([which.remote() for _ in range(4)]), strict=True)
+    assert set(names) == {"first"}
+    text = f"""
+sys.path.insert(0, {str(tmp_path / "second")!r})
+@gpunb.remote
+def which():
+    import surely_mine
+    return surely_mine.NAME, os.getpid()
+print(gpunb.get([which.remote() for _ in range(4)]), flush=True)
+"""
+    with other(text) as kernel:
+        names, theirs = zip(*eval(said(kernel)), strict=True)
+    assert set(names) == {"second"}
+    assert not set(mine) & set(theirs)
+
+
+def test_shutdown_leaves_the_head_process(head, gate):
+    gpunb.init("lab")
+    ref = waiting(gate, num_gpus=1).remote()
+    eventually(gate.count, "it runs")
+    gpunb.shutdown()
+    del ref
+    gpunb.shutdown()
+    assert not gpunb.is_initialized()
+    with gpunb.init("auto"):
+        assert gpunb.status()["session"]["pid"] == head["pid"]
+        eventually(lambda: gpunb.available_resources().get("GPU") == 2, "the task has ended")
+
+
+def test_a_ref_of_an_earlier_session_means_nothing_here(head):
+    with gpunb.init("lab"):
+        mine = double.remote(1)
+        get(mine)
+    with gpunb.init(num_cpus=1, num_gpus=0, preload=()):
+        own = double.remote(5)
+        assert own.id > mine.id
+        with pytest.raises(ObjectLostError):
+            get(mine)
+        assert get(own) == 10
+    for each in (mine, own):
+        with gpunb.init("lab"), pytest.raises(ObjectLostError):
+            get(each)
+
+
+def refused(ref: Any) -> None:
+    for ask in (
+        lambda: get(ref),
+        lambda: gpunb.wait([ref], timeout=0),
+        lambda: get(double.remote(ref)),
+        lambda: get([double.remote([ref]) for _ in range(3)]),
+    ):
+        with pytest.raises(ObjectLostError):
+            ask()
+
+
+def test_nobody_can_name_what_is_anothers(attached):
+    text = "ref = gpunb.put('theirs'); print(repr(ref.id), flush=True); sys.stdin.readline()\n"
+    with other(f"{text}print(gpunb.get(ref), flush=True)") as kernel:
+        refused(gpunb.ObjectRef(eval(said(kernel)), held=True))
+        gc.collect()
+        get(double.remote(1))  # by then it is told that it was let go
+        kernel.stdin.write("go\n")
+        kernel.stdin.flush()
+        assert said(kernel) == "theirs"
+
+
+def test_a_fork_of_the_kernel_is_not_attached(attached):
+    child = os.fork()
+    if not child:
+        try:
+            double.remote(1)
+        except GpunbError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert get(double.remote(1)) == 2
+
+
+# ------------------------------------------------------------------------- the head process dies
+
+
+def test_a_killed_head_process_is_told_at_once(empty, gate):
+    facts = start()
+    gpunb.init("lab")
+    try:
+        ref = waiting(gate, num_gpus=1).remote()
+        eventually(gate.count, "it runs")
+        failures: list[Any] = []
+
+        def wait() -> None:
+            try:
+                ref.result()
+            except GpunbError as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        for each in threads:
+            each.start()
+        future = ref.future()
+        os.kill(facts["pid"], signal.SIGKILL)
+        for each in threads:
+            each.join(PATIENCE)
+        assert len(failures) == 3
+        for error in (*failures, future.exception(PATIENCE)):
+            assert isinstance(error, GpunbError)
+            assert "gpunb.init()" in str(error)
+        for call in (lambda: double.remote(1), gpunb.status, lambda: get(ref)):
+            with pytest.raises(GpunbError, match=f"'lab' .pid {facts['pid']}. is gone"):
+                call()
+    finally:
+        gpunb.shutdown()
+    ended(facts)
+    with gpunb.init(num_cpus=1, num_gpus=0, preload=()):
+        assert get(double.remote(2)) == 4
+
+
+# ---------------------------------------------------------------------------------------- output
+
+
+class Slow:
+    """A client that reads or does not."""
+
+    def __init__(self) -> None:
+        self.behind = False
+        self.sent: list[msg.Output] = []
+
+    def send(self, message: msg.Output, segments: Any = ()) -> None:
+        self.sent.append(message)
+
+
+def test_text_that_nobody_reads_is_left_out_and_counted():
+    client: Any = Slow()
+    sink = relayed.Relayed(relayed.Sinks(client), 7, None, False)
+    sink.on(42)
+    sink.text("stdout", "a")
+    client.behind = True
+    sink.text("stdout", "bcd")
+    sink.show("display_data", {"data": {}}, [])
+    client.behind = False
+    sink.text("stdout", "e")
+    sink.end()
+    sink.end()
+    assert [(each.sink, each.kind) for each in client.sent] == [
+        (7, "text"),
+        (7, "show"),
+        (7, "text"),
+        (7, "end"),
+    ]
+    texts = [each.content["text"] for each in client.sent if each.kind == "text"]
+    assert texts == ["a", "\n[gpunb: 3 characters that nobody read]\ne"]
+
+
+class Plain:
+    """A sink without what sinks may have."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def text(self, stream: str, text: str) -> None:
+        self.said.append((stream, text))
+
+    def show(self, kind: str, content: Any, payloads: Any) -> None:
+        self.said.append((kind, content))
+
+
+def test_a_sink_needs_no_more_than_two_methods():
+    sinks, plain = shown.Sinks(), Plain()
+    number, place, background, asks = sinks.add(plain)
+    assert (place, background, asks) == (None, False, False)
+    text = {"stream": "stdout", "text": "x", "pid": 1}
+    sinks.output(msg.Output(number, "text", text), [])
+    sinks.output(msg.Output(number, "named", {"number": -1, "name": "inner"}), [])
+    sinks.output(msg.Output(-1, "text", text), [])
+    sinks.output(msg.Output(-1, "end", {}), [])
+    said = {"kind": "display_data", "content": {}, "worker": 5}
+    sinks.output(msg.Output(number, "show", said), [])
+    sinks.output(msg.Output(0, "ended", {"sinks": (number, 99)}), [])
+    sinks.output(msg.Output(number, "text", text), [])
+    assert plain.said == [("stdout", "x"), ("stdout", "x"), ("display_data", {})]
+
+
+# -------------------------------------------------------------------------------------- notebook
+
+
+@pytest.fixture(scope="module")
+def cell(head: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """Runs a cell in a kernel that is attached."""
+    prepare = "import gpunb\n%load_ext gpunb\ngpunb.init('lab')"
+    with kernel(tmp_path_factory.mktemp("notebook"), prepare) as running:
+        yield running
+
+
+def test_cells(cell):
+    result = cell.ok("%%gpu 0.5\nimport os\nx = 41\nprint('hello', gpunb.get_gpu_ids())\nx + 1")
+    assert result.stdout == "hello [0]\n"
+    assert result.value == "42"
+    assert cell.value("x") == 41
+    failed = cell("%%gpu 0.5\nprint('before')\n1 / 0")
+    assert failed.stdout == "before\n"
+    assert failed.ename == "ZeroDivisionError"
+    assert "line 3" in failed.traceback
+
+
+def test_a_stopped_cell(cell):
+    result = cell.start("%%gpu 1\nprint('runs', flush=True)\nimport time\ntime.sleep(600)")
+    cell.shows(result, "runs")
+    cell.interrupt()
+    assert cell.finish(result).ename == "KeyboardInterrupt"
+    eventually(
+        lambda: cell.value("gpunb.available_resources().get('GPU')") == 2, "the worker is gone"
+    )
+
+
+def test_background_cells_their_log_and_sessions(cell):
+    result = cell.ok("%%gpu 0.5 --bg -n train\nprint('in the background')\ny = 3")
+    cell.ok("%gpu wait")
+    cell.late(lambda: "in the background" in result.stdout)
+    assert cell.value("y") == 3
+    ident = cell.value("max(job['id'] for job in gpunb.status()['finished'])")
+    assert "in the background" in cell.ok(f"%gpu logs {ident}").stdout
+    cell.ok("%%gpu 0.5 -s keeps\nz = 5")
+    assert cell.ok("%%gpu -s keeps\nz + 1").value == "6"
+    with gpunb.init("lab"):
+        (actor,) = gpunb.status()["actors"]
+        assert actor["kind"] == "session"
+    cell.ok("%gpu stop keeps")
+
+
+def test_the_jobs_of_a_notebook_that_detaches(cell):
+    cell.ok("%config GpuMagics.headless = False")
+    cell.ok("%%gpu 1 --bg\nimport time\ntime.sleep(600)")
+    cell.ok("%%gpu 2 --bg\npass")
+    for name, state in (("held", "running"), ("queued", "waiting")):
+        eventually(lambda s=state: cell.value(f"gpunb.status()[{s!r}]"), state)
+        ident = cell.value(f"gpunb.status()[{state!r}][0]['id']")
+        cell.ok(f"{name} = %gpu job {ident}")
+    cell.ok("gpunb.shutdown()\nsession = gpunb.init('lab')")
+    assert cell.value("(held.state, queued.state)") == ("failed", "failed")
+    assert "shut down" in cell("held.result").evalue
+    eventually(lambda: cell.value("gpunb.available_resources().get('GPU')") == 2, "all is free")
+    assert cell.ok("%%gpu 1\n1 + 1").value == "2"
+    cell.ok("%config GpuMagics.headless = None")
+
+
+def test_a_cell_asks_its_user(cell):
+    cell.stdin = True
+    try:
+        result = cell.start("%%gpu 0.5\nname = input('who? ')\nprint('hello', name)")
+        message = cell.client.get_stdin_msg(timeout=PATIENCE)
+        assert message["content"]["prompt"] == "who? "
+        cell.client.input("Ada")
+        assert "hello Ada" in cell.finish(result).stdout
+    finally:
+        cell.stdin = False
+
+
+def test_a_kernel_that_ends_gives_all_back(head, tmp_path):
+    prepare = "import gpunb\n%load_ext gpunb\ngpunb.init('lab')"
+    with gpunb.init("lab"):
+        with kernel(tmp_path, prepare) as running:
+            running.ok("%%gpu 1 -s keeps\nz = 5")
+            assert gpunb.available_resources().get("GPU") == 1
+        eventually(lambda: gpunb.available_resources().get("GPU") == 2, "its session is gone")

@@ -1,0 +1,203 @@
+"""What `status()` returns has the form that is written down, and says what it should."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import gpunb
+from benchmarks.pictures import picture
+from gpunb.core.snapshot import VERSION
+from gpunb.notebook.monitor.compact import LIMIT, compact
+from gpunb.runtime.facts import joined
+from gpunb.runtime.trends import POINTS, STEP, Trends
+from tests.sessions import ROOT
+from tests.waiting import PATIENCE, Gate, eventually
+
+SCHEMA = json.loads(
+    (importlib.resources.files("gpunb.runtime") / "snapshot.schema.json").read_text()
+)
+
+
+def check(snapshot: Any) -> None:
+    """It has the form, and nothing that is not written down."""
+    jsonschema.Draft202012Validator(SCHEMA).validate(snapshot)
+    assert sorted(unknown(snapshot, SCHEMA)) == []
+
+
+def unknown(value: Any, schema: Any, at: str = "") -> Iterator[str]:
+    """The keys that the schema does not know."""
+    if "$ref" in schema:
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+    for each in schema.get("anyOf", ()):
+        if each.get("type") != "null":
+            schema = each
+    if isinstance(value, dict) and "properties" in schema:
+        known = schema["properties"]
+        yield from (f"{at}.{name}" for name in value if name not in known)
+        for name, each in value.items():
+            yield from unknown(each, known.get(name, {}), f"{at}.{name}")
+    elif isinstance(value, list):
+        for each in value:
+            yield from unknown(each, schema.get("items") or {}, at)
+
+
+def test_a_real_one(start: Callable[..., Any], tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    start(simulate="2xA100:40GiB")
+
+    def enter(name: str) -> None:
+        gate.enter(name)
+
+    @gpunb.remote(num_gpus=0.5)
+    class Keeper:
+        def wait(self) -> None:
+            gate.enter("keeper")
+
+    with pytest.raises(ZeroDivisionError):
+        gpunb.get(gpunb.remote(divmod).remote(1, 0), timeout=PATIENCE)
+    half = gpunb.remote(num_gpus=0.5)(enter)
+    gpunb.get(gpunb.remote(num_gpus=0.5)(len).remote("four"), timeout=PATIENCE)
+    keeper = Keeper.remote()
+    refs = [half.remote("a"), half.remote("b"), keeper.wait.remote()]
+    waits = gpunb.remote(num_gpus=2)(enter).remote("c")
+    for name in ("a", "b", "keeper"):
+        gate.await_(name)
+    found = gpunb.status()
+    check(found)
+    assert found["version"] == VERSION == SCHEMA["properties"]["version"]["const"]
+    running = {job["id"]: job for job in found["running"]}
+    kinds = sorted(job["kind"] for job in running.values())
+    assert kinds == ["call", "call", "method"]
+    (actor,) = found["actors"]
+    assert {job["actor"] for job in running.values()} == {None, actor["id"]}
+    held = [pair for device in found["devices"] for pair in device["held"]]
+    assert sorted(ident for ident, _ in held) == sorted(
+        [actor["id"], *(job["id"] for job in running.values() if job["kind"] == "call")]
+    )
+    assert all(job["memory"]["share"] == 20 * 2**30 for job in running.values())
+    (waiting,) = found["waiting"]
+    assert waiting["waits_for"]
+    assert found["counts"]["waiting"] == found["queued"] == 1
+    states = [job["state"] for job in found["finished"]]
+    assert sorted(states) == ["done", "done", "failed"]
+    gate.open()
+    gpunb.get(refs, timeout=PATIENCE)
+    gpunb.kill(keeper)
+    gpunb.get(waits, timeout=PATIENCE)
+    eventually(lambda: not gpunb.status()["running"])
+    after = gpunb.status()
+    check(after)
+    whole = next(job for job in after["finished"] if job["id"] == waiting["id"])
+    assert whole["held"] == [[0, 1.0], [1, 1.0]]
+    assert whole["waited"] > 0
+    assert whole["gpu_seconds"] == pytest.approx(2 * whole["seconds"], abs=0.01)
+    assert whole["memory"] == {"now": None, "peak": None, "share": 80 * 2**30}
+
+
+def test_a_made_up_one_has_the_form() -> None:
+    check(picture())
+
+
+def test_the_form_is_documented() -> None:
+    text = (ROOT / "docs" / "snapshot.md").read_text()
+
+    def names(schema: Any) -> Iterator[str]:
+        if isinstance(schema, dict):
+            yield from schema.get("properties", ())
+            for each in schema.values():
+                yield from names(each)
+        elif isinstance(schema, list):
+            for each in schema:
+                yield from names(each)
+
+    told = {"objects", "references", "bytes", "used", "limit", "spilled"}
+    missing = {name for name in names(SCHEMA) if f"`{name}`" not in text} - told
+    assert missing <= {"running", "waiting", "finished", "actors"}
+
+
+# ---------------------------------------------------------------- what of it travels to the widget
+
+
+@pytest.mark.parametrize("devices", [1, 16, 64, 1000])
+@pytest.mark.parametrize("jobs", [0, 10, 500, 5000])
+def test_a_compact_one_is_small(devices: int, jobs: int) -> None:
+    whole = picture(devices, jobs)
+    small = compact(whole)
+    assert len(json.dumps(small)) <= LIMIT
+    assert sorted(unknown(small, SCHEMA)) == []
+    assert small["counts"] == whole["counts"]
+
+
+def test_a_compact_one_shows_something_of_everything() -> None:
+    whole = picture(16, 500)
+    small = compact(whole)
+    assert len(small["devices"]) == 16
+    for name in ("running", "waiting", "finished"):
+        assert [job["id"] for job in small[name]] == [
+            job["id"] for job in whole[name][: len(small[name])]
+        ]
+        assert len(small[name]) >= 5
+    assert len(small["running"]) >= 16
+
+
+def test_a_compact_one_of_few_jobs_lacks_none() -> None:
+    whole = picture(2, 20)
+    small = compact(whole)
+    for name in ("running", "waiting"):
+        assert [job["id"] for job in small[name]] == [job["id"] for job in whole[name]]
+    assert small["devices"][0]["held"] == whole["devices"][0]["held"]
+
+
+def test_very_long_texts_are_cut() -> None:
+    whole = picture(1, 5)
+    whole["running"][0]["name"] = "x" * 100_000
+    whole["waiting"][0]["waits_for"] = "y" * 100_000
+    whole["warnings"] = ["z" * 100_000] * 50
+    small = compact(whole)
+    assert len(json.dumps(small)) <= LIMIT
+    assert small["running"][0]["name"].endswith("x…")
+
+
+# ---------------------------------------------------------------------------- parts of a snapshot
+
+
+def other(**known: Any) -> dict[str, Any]:
+    return {"pid": 1, "user": None, "notebook": None, "share": None, "memory": None, **known}
+
+
+def test_who_else_is_there_is_told_once() -> None:
+    leases = [other(pid=7, share=0.5, notebook="a.ipynb", kind="kernel", user="ada")]
+    seen = [other(pid=7, memory=100), other(pid=8, memory=5, kind="outsider")]
+    kernel, outsider = joined(leases, seen)
+    assert (kernel["pid"], kernel["kind"], kernel["share"]) == (7, "kernel", 0.5)
+    assert (kernel["memory"], kernel["notebook"]) == (100, "a.ipynb")
+    assert (outsider["pid"], outsider["kind"], outsider["share"]) == (8, "outsider", None)
+
+
+def test_trends_have_a_point_for_each_step() -> None:
+    def device(free: float, used: int | None) -> list[dict[str, Any]]:
+        usage = {"memory_used": used, "memory_total": 200, "utilization": None}
+        return [{"key": "k", "free": free, "usage": usage}]
+
+    trends = Trends()
+    trends.note(1000.0, device(1.0, 20))
+    trends.note(1000.0 + STEP / 2, device(0.0, 100))  # too early
+    assert trends.of("k") == {
+        "step": STEP,
+        "memory": [10],
+        "utilization": [None],
+        "share": [0],
+    }
+    trends.note(1000.0 + 3 * STEP, device(0.5, 100))  # nobody looked meanwhile
+    assert trends.of("k")["memory"] == [10, None, None, 50]
+    for at in range(1000):
+        trends.note(2000.0 + at * STEP, device(0.5, at % 200))
+    assert len(trends.of("k")["share"]) == POINTS
+    assert trends.of("unknown")["share"] == []

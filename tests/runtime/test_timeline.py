@@ -1,0 +1,130 @@
+"""What ran when: the history of a session and its exports."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpunb
+from gpunb.history import Timeline, bars
+from tests.waiting import PATIENCE, Gate, eventually
+
+
+def span(ident: int, started: float | None, ended: float | None, **more: Any) -> dict[str, Any]:
+    return {
+        "id": ident,
+        "name": f"t{ident}",
+        "kind": "call",
+        "state": "done" if ended is not None else "running",
+        "actor": None,
+        "cell": None,
+        "cell_id": None,
+        "gpus": [[0, 0.5]],
+        "submitted": started or 0.0,
+        "started": started,
+        "ended": ended,
+        "waited": 0.0,
+        "gpu_seconds": 0.0,
+        "peak": None,
+        **more,
+    }
+
+
+def timeline(*spans: dict[str, Any]) -> Timeline:
+    devices = [{"id": at, "name": "simulated", "type": "A100"} for at in (0, 1)]
+    totals = {"jobs": 0, "gpu_seconds": 1.5, "waited": 0.0, "peak": None}
+    return Timeline(
+        {"version": 1, "time": 100.0, "devices": devices, "spans": spans, "totals": totals}
+    )
+
+
+def test_bars_of_one_row_do_not_overlap() -> None:
+    spans = [span(1, 0, 50), span(2, 10, 60), span(3, 50, 70), span(4, 65, None)]
+    spans += [span(5, 20, 30, gpus=[[1, 1.0]]), span(6, None, 20), span(7, 20, 30, actor=9)]
+    found = [(each["id"], began, ended, row) for each, _, began, ended, row in bars(0, spans, 100)]
+    assert found == [(1, 0, 50, 0), (2, 10, 60, 1), (3, 50, 70, 0), (4, 65, 100, 1)]
+
+
+def test_use_of_cells() -> None:
+    spans = [
+        span(1, 0, 2, cell=3, gpu_seconds=1.0, waited=0.5, peak=100),
+        span(2, 2, 3, cell=3, gpu_seconds=0.5, peak=300),
+        span(3, 0, 10, cell=4, kind="actor", gpu_seconds=5.0),
+        span(3, 0, 1, cell=4, kind="create", gpu_seconds=0.5),
+        span(4, 1, 2, cell=5, kind="cell", actor=3, gpu_seconds=0.5),
+        span(5, 1, 2, gpu_seconds=2.0),
+    ]
+    third, fourth, fifth, none = timeline(*spans).cells()
+    assert (third.cell, third.jobs, third.gpu_seconds) == (3, 2, 1.5)
+    assert (third.waited, third.peak) == (0.5, 300)
+    assert (fourth.cell, fourth.jobs, fourth.gpu_seconds) == (4, 1, 5.0)
+    assert (fifth.cell, fifth.gpu_seconds) == (5, 0), "what the actor held is counted once"
+    assert (none.cell, none.gpu_seconds) == (None, 2.0)
+
+
+def test_exports(tmp_path: Path) -> None:
+    spans = [span(1, 0, 50, name='a<b>"&', cell=7), span(2, 10, None, state="running")]
+    made = timeline(*spans)
+    svg = ET.fromstring(made.to_svg(tmp_path / "out.svg"))
+    assert (tmp_path / "out.svg").read_text() == made.to_svg()
+    text = "".join(svg.itertext())
+    assert 'a<b>"& In[7]' in text
+    events = json.loads(made.to_chrome_trace(tmp_path / "out.json"))["traceEvents"]
+    names = [(each["ph"], each["name"]) for each in events]
+    assert names == [
+        ("M", "process_name"),
+        ("X", '#1 a<b>"& In[7]'),
+        ("X", "#2 t2"),
+        ("M", "process_name"),
+    ]
+    first = events[1]
+    assert (first["ts"], first["dur"], first["pid"], first["tid"]) == (0, 50_000_000, 0, 0)
+    assert json.loads(made.to_json())["spans"][0]["id"] == 1
+    assert "1.5 GPU-seconds" in repr(made)
+    assert "In[7]" in made._repr_html_()
+    ET.fromstring(timeline().to_svg())
+
+
+def test_a_real_one(start: Callable[..., Any], tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    start(simulate="1xA100:40GiB")
+
+    def enter() -> None:
+        gate.enter()
+
+    @gpunb.remote(num_gpus=0.5)
+    class Actor:
+        def done(self) -> bool:
+            return True
+
+    first = gpunb.remote(num_gpus=1, name="first")(enter).remote()
+    second = gpunb.remote(num_gpus=1, name="second")(enter).remote()
+    gate.await_()
+    now = {each["name"]: each for each in gpunb.timeline().spans}
+    assert (now["first"]["state"], now["first"]["ended"]) == ("running", None)
+    assert (now["second"]["state"], now["second"]["started"]) == ("queued", None)
+    gate.open()
+    gpunb.get([first, second], timeout=PATIENCE)
+    actor = Actor.remote()
+    assert gpunb.get(actor.done.remote(), timeout=PATIENCE)
+    alive = gpunb.timeline()
+    assert [each["state"] for each in alive.spans if each["kind"] == "actor"] == ["running"]
+    gpunb.kill(actor)
+    eventually(lambda: not gpunb.status()["actors"])
+    over = gpunb.timeline()
+    spans = {(each["name"], each["kind"]): each for each in over.spans}
+    life = spans["Actor", "actor"]
+    assert life["state"] == "done"
+    assert life["gpus"] == [[0, 0.5]]
+    later = spans["second", "call"]
+    assert later["waited"] > 0
+    assert later["started"] >= spans["first", "call"]["ended"] - 0.01
+    own = sum(spans[each]["gpu_seconds"] for each in spans if each[1] in ("call", "actor"))
+    assert over.gpu_seconds == pytest.approx(own, abs=0.01)
+    (use,) = over.cells()
+    assert use.gpu_seconds == pytest.approx(own, abs=0.01)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from gpunb.core.resources import size_text
 
 if TYPE_CHECKING:
+    from gpunb.notebook.arriving import Home
     from gpunb.notebook.jobs import Job
     from gpunb.notebook.late import InCell
-    from gpunb.notebook.shipping import Home
 
 _NUMBERS = itertools.count(1)
 _SIGNS = {"queued": "…", "running": "▶", "done": "✓", "failed": "✗", "cancelled": "■"}
@@ -137,7 +137,11 @@ def summary(job: Job, home: Home | None) -> str:
     facts = job._facts  # noqa: SLF001 - a view of it
     took = seconds(facts["seconds"])
     text = f"#{job.id} {facts['name']} {facts['state']} after {took}{_on(facts)}"
-    if job.peak:
+    if facts.get("hint"):
+        text += f", {facts['hint']}"
+    elif facts.get("peak"):
+        text += f", peak {size_text(facts['peak'])} of GPU memory"
+    elif job.peak:
         text += f", peak {size_text(job.peak)}"
     if home is None:
         return text

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gpunb import backend, serialize, session
 from gpunb.backend import Backend, Call, ObjectId, Outcome
 from gpunb.core.options import MethodOptions, Options
 from gpunb.exceptions import ActorDiedError, GpunbError, TaskCancelledError, TaskError
+from gpunb.notebook.arriving import Home, incoming
+from gpunb.notebook.output import Place, place_of
 from gpunb.notebook.sessions import CellSession
-from gpunb.notebook.shipping import Home, Shipment, incoming, outgoing
+from gpunb.notebook.shipping import Shipment, outgoing
 from gpunb.refs import value_of
 from gpunb.runtime.output import Sink
-from gpunb.workers.cells import Ending
+from gpunb.workers.ending import Ending
 from gpunb.workers.shell import holds_group
 
 
@@ -36,6 +38,13 @@ class Request:
     session: CellSession | None = None
     expression: bool = False
     largest: int = 0
+    local: Mapping[str, Any] | None = None
+
+
+class Placed(Sink, Protocol):
+    """A sink that knows its cell."""
+
+    place: Place | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +74,7 @@ class HandedIn:
         self.backend.cancel(self.obj, force=self.request.session is None, recursive=True)
 
 
-def hand_in(shell: Any, request: Request, sink: Sink, *, late: bool = False) -> HandedIn:
+def hand_in(shell: Any, request: Request, sink: Placed, *, late: bool = False) -> HandedIn:
     """Hand a cell in to be run; `late` if the notebook goes on meanwhile.
 
     Raises:
@@ -74,6 +83,7 @@ def hand_in(shell: Any, request: Request, sink: Sink, *, late: bool = False) -> 
     """
     session.current()
     number = shell.displayhook.prompt_count
+    sink.place = place_of(shell)
     name = request.options.name or f"In[{number}]"
     host = request.session
     try:
@@ -88,6 +98,7 @@ def hand_in(shell: Any, request: Request, sink: Sink, *, late: bool = False) -> 
             late=late,
             expression=request.expression,
             largest=request.largest,
+            local=request.local,
         )
     except SyntaxError as error:
         lines = shell.SyntaxTB.structured_traceback(type(error), error, [])

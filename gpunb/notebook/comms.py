@@ -107,14 +107,14 @@ class Line:
     def _reply_subshell_for(self, data: Any, default: str | None) -> str | None:
         """Asked by ipykernel, on the thread that takes in messages: the subshell that is to call
         `handle_msg`. While a cell blocks the main thread, it must be another one."""
-        return default or (_aside(self._kernel) if _blocked else None)
+        return default or (aside(self._kernel) if _blocked else None)
 
 
 def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime.datetime) else value
 
 
-def _aside(kernel: Any) -> str | None:
+def aside(kernel: Any) -> str | None:
     """A subshell of our own, for front ends that have none."""
     global _subshell
     if _subshell is None:

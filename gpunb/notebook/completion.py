@@ -47,7 +47,7 @@ def _choices(cell: bool, before: list[str]) -> list[str]:
     last = before[-1] if before else ""
     if last in ("-s", "--session") or (not cell and before == ["stop"]):
         return _sessions()
-    if not cell and before and before[0] in ("wait", "cancel", "logs", "why"):
+    if not cell and before and before[0] in ("wait", "job", "cancel", "logs", "why"):
         return [*_jobs(before[0]), *(["all"] if before[0] == "cancel" else [])]
     if cell or before[:1] == ["on"]:
         return _options()

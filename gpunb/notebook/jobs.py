@@ -10,13 +10,13 @@ from typing import Any
 
 from gpunb.backend import Outcome
 from gpunb.exceptions import GetTimeoutError, GpunbError
-from gpunb.notebook import running
+from gpunb.notebook import handles, running
+from gpunb.notebook.arriving import Home
 from gpunb.notebook.card import Card, Cards, facts_text, summary
 from gpunb.notebook.cells import HandedIn, Request, conclude, hand_in, lines_of, short
 from gpunb.notebook.late import InCell, Kept, replay
 from gpunb.notebook.log import Log
 from gpunb.notebook.output import Foreground, request_of
-from gpunb.notebook.shipping import Home
 from gpunb.refs import HEARTBEAT, check_timeout, there
 
 
@@ -46,6 +46,7 @@ class Job:
         self._unbound: dict[str, Any] = {}
         self._error: BaseException | None = None
         self._last: Any = None
+        self._shown = False
 
     @property
     def state(self) -> str:
@@ -154,11 +155,16 @@ class Job:
         self._error = error
         if home is not None:
             self.peak, self._last = home.ending.peak, home.last
+            self._shown = home.ending.shown
             self._unbound = {name: home.values[name] for name in home.unbound}
             self._bound = {n: id(each) for n, each in home.values.items() if n not in self._unbound}
         if self._handed is not None:
             self._backend.drop(self._handed.obj)
         self._handed = self._outcome = None
+
+    def _keep(self, last: Any) -> None:
+        """This is left of its value."""
+        self._last = last
 
     def __repr__(self) -> str:
         return f"<Job {facts_text(self.id, self._facts)}>"
@@ -271,6 +277,7 @@ class Jobs:
             else:
                 error = short(outcome)
             job._take(home, error)  # noqa: SLF001
+            self.put_out(job)
             if job in self._ended:
                 self._ended.remove(job)
             text, sink = summary(job, home), job._sink  # noqa: SLF001
@@ -285,6 +292,14 @@ class Jobs:
             else:
                 replay(self._shell, job.log)
                 sys.stderr.write(f"gpunb: {text}\n")
+
+    def put_out(self, job: Job) -> None:
+        """Its value is the output of its cell, in place of the handle; unless what it bound can
+        only be had from that."""
+        outputs = self.space.get("_oh", {})
+        last, unbound = job._last, job._unbound  # noqa: SLF001
+        if job._shown and not unbound and outputs.get(job.number) is job:  # noqa: SLF001
+            handles.put_late(self._shell, job.number, last, job._keep)  # noqa: SLF001
 
     # ------------------------------------------------------------------------------- between cells
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunb.notebook.capping import Cap
 from gpunb.notebook.log import Log
-from gpunb.notebook.output import Sent, relay
+from gpunb.notebook.output import Place, Sent, relay
 from gpunb.serialize import Payload
 
 
@@ -21,6 +21,7 @@ class InCell(Sent):
             has to be shown again.
     """
 
+    background = True
     failed = False
     cleared: Callable[[], object] = staticmethod(bool)
 
@@ -62,7 +63,9 @@ class InCell(Sent):
 class Kept:
     """A sink that keeps all and shows nothing, for want of a place: in a terminal."""
 
+    background = True
     failed = False
+    place: Place | None = None
 
     def __init__(self) -> None:
         self.log = Log()

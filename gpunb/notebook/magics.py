@@ -7,11 +7,18 @@ import math
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+)
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.text import DollarFormatter
 from traitlets import Bool, TraitError, Unicode, validate
@@ -24,7 +31,8 @@ from gpunb.notebook.cells import Request
 from gpunb.notebook.output import may_ask
 from gpunb.notebook.switch import Switch
 from gpunb.notebook.words import HELP, TAKES, Words
-from gpunb.workers.cells import LAST
+from gpunb.workers.ending import LAST
+from gpunb.workers.shell import by_reference
 
 _SIZE = re.compile(r"[0-9.]+\s*[kmgtp]?i?b\Z", re.IGNORECASE)
 
@@ -82,11 +90,17 @@ class GpuMagics(Magics):
     @argument("--timeout", type=float, help="seconds that the cell may run")
     @argument("--retries", type=int, default=0, help="further attempts after a crash; default 0")
     @argument(
+        "--no-caps", action="store_true", help="let frameworks take more than the share they got"
+    )
+    @argument(
         "--env", action="append", default=[], help="K=V, a variable for the worker; may repeat"
     )
     @no_var_expand
+    @needs_local_scope
     @line_cell_magic
-    def gpu(self, line: str, cell: str | None = None) -> Any:
+    def gpu(
+        self, line: str, cell: str | None = None, local_ns: Mapping[str, Any] | None = None
+    ) -> Any:
         """Run a cell in a fresh process on a share of a GPU; without a cell, show devices and jobs.
 
         The names that the cell reads are sent along, those that it binds or whose objects it
@@ -121,7 +135,7 @@ class GpuMagics(Magics):
         """
         assert self.shell is not None
         if cell is None:
-            return self._line(line)
+            return self._line(line, local_ns)
         request, bg = self._request(line, cell)
         if not bg:
             running.run(self.shell, request)
@@ -138,6 +152,7 @@ class GpuMagics(Magics):
             job, error = book.run_first(request)
         self.shell.displayhook.update_user_ns(job)
         self.shell.displayhook.fill_exec_result(job)
+        book.put_out(job)
         if error is not None:
             raise error
         return None
@@ -175,7 +190,7 @@ class GpuMagics(Magics):
         )
         return request, arguments.bg
 
-    def _line(self, line: str) -> Any:
+    def _line(self, line: str, local: Mapping[str, Any] | None = None) -> Any:
         """`%gpu` without a cell."""
         assert self.shell is not None
         words = line.split(maxsplit=1)
@@ -191,10 +206,10 @@ class GpuMagics(Magics):
                 f"%gpu {line.strip()}: without a cell there has to be a word ({', '.join(HELP)}), "
                 "or a share and an expression; a cell begins with %%gpu"
             )
-        return self._value(first, rest.rstrip().removesuffix(";"))
+        return self._value(first, rest.rstrip().removesuffix(";"), local)
 
-    def _value(self, share: str, expression: str) -> Any:
-        """What an expression gives in a worker."""
+    def _value(self, share: str, expression: str, local: Mapping[str, Any] | None) -> Any:
+        """What an expression gives in a worker, with the names of the function that asks."""
         assert self.shell is not None
         try:
             compile(f"(\n{expression}\n)", "expression", "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -203,12 +218,16 @@ class GpuMagics(Magics):
             raise UsageError(text) from None
         request, _ = self._request(share, expression)
         request = replace(
-            request, first_line=_lines_before(self.shell), outputs=(), expression=True
+            request,
+            first_line=_lines_before(self.shell),
+            outputs=(),
+            expression=True,
+            local=None if local is self.shell.user_ns else local,
         )
         home = running.run(self.shell, request)
         for name, reason in home.ending.kept:
             if name == LAST:
-                raise UsageError(f"%gpu: {reason.replace(LAST, 'the value')}")
+                raise UsageError(f"%gpu: the value cannot come home: {reason}")
         return home.last
 
     def _turn(self, word: str, rest: str) -> None:
@@ -252,6 +271,8 @@ def _options(arguments: Any, default: str) -> Options:
         options["num_gpus"] = _number(share)
     if arguments.type:
         options["accelerator_type"] = [each.strip() for each in arguments.type.split(",")]
+    if arguments.no_caps:
+        options["caps"] = False
     if arguments.env:
         options["runtime_env"] = {"env_vars": dict(_pair(each) for each in arguments.env)}
     said = {"num_cpus": arguments.cpus, "name": arguments.name, "timeout": arguments.timeout}
@@ -308,6 +329,7 @@ def register(shell: Any) -> None:
     """Register the magics and send functions' output to the cells that submit them."""
     unregister(shell)
     shell.register_magics(GpuMagics)
+    by_reference(type(shell))
     shell.events.register("post_run_cell", shell.magics_manager.registry["GpuMagics"].let_go)
     completion.register(shell)
     debugging.install(shell)

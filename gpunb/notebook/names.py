@@ -11,7 +11,8 @@ The source is what IPython hands to Python. Nothing is run; the walk follows the
   own name is bound before any call, unless a decorator could call it first.
 - A class body runs at once, and its names are not the cell's. A comprehension keeps its targets,
   not its walrus targets. `global` in a function reads, and what is assigned under it is bound.
-- Identifiers in strings for magics and shell commands are mentioned. Python that a magic runs in
+- Identifiers in strings for magics and shell commands are mentioned. So are those in all strings of
+  a cell that looks names up by their text, as with `globals` or `eval`. Python that a magic runs in
   the notebook's namespace is analysed: a cell magic's body reads, a line magic's statement only
   mentions. `timeit` runs its code as the body of a function.
 """
@@ -37,7 +38,7 @@ class CellNames:
 
     `deletes` may be gone at the end through `del` or `except ... as`, in a branch that ran or not:
     only the run can tell. A name that is bound and then deleted is in `binds` too, because a run
-    that stops early leaves it bound. `mentioned` are names that only strings for magics hold.
+    that stops early leaves it bound. `mentioned` are names that only strings hold.
     """
 
     reads: frozenset[str]
@@ -56,6 +57,8 @@ def analyse(source: str, transform: Callable[[str], str] | None = None) -> CellN
     reader = _Reader(transform or str)
     reader.walk(_parse(source))
     cell = reader.cell
+    if cell.loads & _BY_TEXT:
+        reader.mention(" ".join(reader.strings))
     return CellNames(
         reads=frozenset(cell.loads),
         binds=frozenset(cell.stores),
@@ -127,6 +130,7 @@ class _Reader(ast.NodeVisitor):
         self.annotations = True  # are evaluated
         self.stars: list[str] = []
         self.mentioned: set[str] = set()
+        self.strings: list[str] = []
 
     def walk(self, nodes: Iterable[ast.AST | None]) -> None:
         for node in filter(None, nodes):
@@ -161,6 +165,10 @@ class _Reader(ast.NodeVisitor):
         use(node.id)
         if isinstance(node.ctx, ast.Del):
             self.scope.drop(node.id)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            self.strings.append(node.value)
 
     def visit_Global(self, node: ast.Global) -> None:
         self.scope.globals.update(node.names)
@@ -329,6 +337,7 @@ _ORDER: dict[type[ast.AST], tuple[str, ...]] = {
 _SHORT = {"memit": "r:t:i:coe", "prun": "D:l:rs:T:q", "timeit": "n:r:tcp:qov:"}
 _RESULT = re.compile(r"--(?:out|err|proc)[ =]+(\w+)")  # %%bash --out name
 _ARGUMENTS = "posonlyargs args vararg kwonlyargs kwarg"
+_BY_TEXT = {"dir", "eval", "exec", "globals", "locals", "vars"}
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 

@@ -22,6 +22,9 @@ from gpunb.serialize import Payload
 
 DONE: Item = ("done", "", {})
 
+Place: TypeAlias = tuple[int, str | None]
+"""A cell: its number, and the front end's name for it."""
+
 Answer: TypeAlias = Callable[[str | None, Exception | None], None]
 """Takes the answer to a question, or why there is none."""
 
@@ -30,9 +33,13 @@ class Foreground:
     """A sink that keeps everything, in order, for whoever waits for the job. `asks` says whether
     there is a user who can be asked."""
 
+    failed = False
+    """Whether the cell has said that it failed."""
+
     def __init__(self, *, asks: bool = False) -> None:
         self.queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.log = Log()
+        self.place: Place | None = None
         self._asks = asks
         self._worker: Answering | None = None
         self._caps: dict[str, Cap] = {}
@@ -64,6 +71,8 @@ class Foreground:
             said = {"content": content, "payloads": payloads, "worker": self._worker}
             self.queue.put(("comm", kind, said))
             return
+        if kind == "failed":
+            self.failed = True
         self.log.add(("show", kind, content))
         self.queue.put(("show", kind, content))
 
@@ -125,6 +134,7 @@ class Sent:
         self._number = number
         self._kernel = shell.kernel
         self._parent = parent or request_of(shell)
+        self.place: Place | None = place_of(shell)
         self._console = None if name is None else _Prefixed(name, self._stream)
         self._caps: dict[str, Cap] = {}
         self._worker: Answering | None = None
@@ -141,7 +151,9 @@ class Sent:
 
     def named(self, name: str) -> Sent:
         """For a task of another name that shows in the same cell."""
-        return Sent(self._shell, name, self._parent)
+        made = Sent(self._shell, name, self._parent)
+        made.place = self.place
+        return made
 
     def text(self, stream: str, text: str) -> None:
         self.log.add(("text", stream, {"text": text}))
@@ -214,6 +226,13 @@ def may_ask(shell: Any) -> bool:
     if not hasattr(shell, "kernel"):
         return True
     return bool((request_of(shell).get("content") or {}).get("allow_stdin", True))
+
+
+def place_of(shell: Any) -> Place:
+    """The running cell."""
+    request = request_of(shell) if hasattr(shell, "kernel") else {}
+    number: int = shell.displayhook.prompt_count
+    return number, (request.get("metadata") or {}).get("cellId")
 
 
 def _cell(shell: Any) -> str | None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpunb import backend
+from gpunb.notebook.arriving import Home
 from gpunb.notebook.cells import HandedIn, Request, conclude, hand_in
 from gpunb.notebook.comms import Blocking
 from gpunb.notebook.log import Item
 from gpunb.notebook.output import DONE, Answer, Foreground, may_ask, relay
-from gpunb.notebook.shipping import Home
 
 GRACE = 5.0
 """Seconds after Stop that a cell has to end by itself, before its process is killed."""
@@ -54,10 +54,12 @@ def bring(
             outcome = current.fetch([handed.obj], 0)[0]
         except BaseException:  # a cell that nobody waits for must not go on
             handed.give_up()
-            raise
-        finally:
             current.drop(handed.obj)
-    return conclude(handed, outcome, interrupted=interrupted)
+            raise
+    try:
+        return conclude(handed, outcome, interrupted=interrupted)
+    finally:  # now what its values refer to is held by these
+        current.drop(handed.obj)
 
 
 class _User:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpunb import backend, serialize
-from gpunb.backend import HANDLE, Call, NewActor
+from gpunb.backend import HANDLE, SESSIONS, Call, NewActor
 from gpunb.core.options import ActorOptions, Options
 from gpunb.core.tasks import ActorId, ActorSpec
 from gpunb.exceptions import GpunbError
@@ -18,10 +18,8 @@ from gpunb.workers.cells import Host
 from gpunb.workers.changes import Fingerprints
 
 if TYPE_CHECKING:
-    from gpunb.notebook.shipping import Home, Shipment
-
-NAMESPACE = "\x00sessions"
-"""In which their names are their own, apart from those of actors."""
+    from gpunb.notebook.arriving import Home
+    from gpunb.notebook.shipping import Shipment
 
 
 class Held:
@@ -65,7 +63,7 @@ class Held:
         for name in list(names):
             if name in space:
                 value = space[name]
-                self._known[name] = value, Fingerprints({name: value}, "hashed")
+                self._known[name] = value, Fingerprints({name: value}, "compared")
 
 
 class CellSession:
@@ -86,8 +84,9 @@ class CellSession:
             gpu_memory=options.gpu_memory,
             accelerator_type=options.accelerator_type,
             runtime_env=options.runtime_env,
+            caps=options.caps,
         ).spec(f"session {name}")
-        new = NewActor(ActorSpec(), b"", name, NAMESPACE, detached=True)
+        new = NewActor(ActorSpec(), b"", name, SESSIONS, detached=True)
         call = Call(
             spec,
             pickle.dumps(Host),

@@ -1,4 +1,4 @@
-"""What travels with a cell, and what comes home with it."""
+"""What travels with a cell."""
 
 from __future__ import annotations
 import __future__
@@ -18,7 +18,6 @@ from IPython.core.compilerop import code_name
 from IPython.core.error import UsageError
 
 from gpunb import serialize
-from gpunb.exceptions import GpunbError
 from gpunb.notebook import switch
 from gpunb.notebook.names import CellNames, analyse
 from gpunb.notebook.output import request_of
@@ -26,8 +25,9 @@ from gpunb.runtime.memory import total_memory
 from gpunb.serialize import Payload
 from gpunb.serialize.functions import global_names
 from gpunb.serialize.reuse import Reuse
-from gpunb.workers.cells import LAST, SHELL_NAMES, Cell, Ending
+from gpunb.workers.cells import LOCALS, Cell
 from gpunb.workers.changes import Fingerprints
+from gpunb.workers.ending import SHELL_NAMES
 from gpunb.workers.modules import Autoreload
 from gpunb.workers.shell import remember
 
@@ -38,7 +38,6 @@ _sent_before = Reuse(min(4 << 30, total_memory() // 8))
 """Large data is often what many cells read and few change."""
 
 _NOT_DATA = SHELL_NAMES - {"_", "__", "___"}
-_UNCHANGING = (int, float, complex, str, bytes, bool, type(None), type, types.FunctionType)
 
 
 class Since:
@@ -92,19 +91,6 @@ class Shipment:
     expression: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
-    """What came home: how the cell ended, its last value, and the values of its names. Those of
-    the names in `unbound` were bound anew or changed meanwhile, and stay as they are. What could
-    not come home is in `kept`, with the reason."""
-
-    ending: Ending
-    last: Any
-    values: Mapping[str, Any]
-    unbound: tuple[str, ...] = ()
-    kept: tuple[tuple[str, str], ...] = ()
-
-
 def outgoing(
     shell: Any,
     source: str,
@@ -117,13 +103,14 @@ def outgoing(
     late: bool = False,
     expression: bool = False,
     largest: int = 0,
+    local: Mapping[str, Any] | None = None,
 ) -> tuple[Payload, Shipment]:
     """The cell with the names that it reads, and the objects of its names as they are bound now.
 
     `inputs` are the names to ship, and no others; None for what the cell reads. What the
     functions among them look up goes with them. What a session has already stays here. If `late`,
     other cells run before this one comes home. Values above `largest` bytes that `outputs` does not
-    name stay in the worker.
+    name stay in the worker. `local` are the names of the function that asks for an `expression`.
 
     Raises:
         UsageError: a name to ship is not bound, or its object cannot be pickled.
@@ -135,15 +122,17 @@ def outgoing(
         name = _check_syntax(shell, transformed, number)
         names = analyse(transformed, shell.transform_cell)
     space = shell.user_ns
+    local = local or {}
+    within = {each: local[each] for each in sorted(names.reads & local.keys())}
     if inputs is not None:
         missing = [each for each in inputs if each not in space]
         if missing:
             raise UsageError(f"%%gpu --in: not bound in the notebook: {', '.join(missing)}")
         reads, mentioned = set(inputs), set()
     else:
-        reads = names.reads & space.keys() - _NOT_DATA
+        reads = names.reads - within.keys() & space.keys() - _NOT_DATA
         mentioned = names.mentioned & space.keys() - _NOT_DATA
-    wanted, files = _with_globals(reads, space)
+    wanted, files = _with_globals(reads, space, *within.values())
     perhaps, more_files = _with_globals(mentioned, space)
     perhaps -= wanted
     objects = {each: space[each] for each in sorted((wanted | perhaps) & space.keys())}
@@ -155,6 +144,12 @@ def outgoing(
     values = {name: each for name, each in objects.items() if name not in modules}
     known = frozenset(n for n, each in values.items() if held is not None and held.has(n, each))
     values = {name: each for name, each in values.items() if name not in known}
+    if within and _awaits(transformed):  # as no function may that is not async
+        values.update(within)
+        objects.update(within)
+        within = {}
+    elif within:
+        values[LOCALS] = within
     binds = _binds(names, transformed)
     deletes = (names.deletes & space.keys()) - objects.keys() - _NOT_DATA
     cell = Cell(
@@ -172,6 +167,7 @@ def outgoing(
         xmode=shell.InteractiveTB.mode,
         interactivity=shell.ast_node_interactivity,
         known=known,
+        local=tuple(within),
         shell=(type(shell).__module__, type(shell).__name__),
         silent=expression,
         largest=0 if expression else largest,
@@ -230,10 +226,13 @@ def _autoreload(shell: Any) -> Autoreload | None:
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
-def _with_globals(names: Iterable[str], space: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """The names and those that functions among their objects look up; the functions' files."""
+def _with_globals(
+    names: Iterable[str], space: Mapping[str, Any], *others: Any
+) -> tuple[set[str], set[str]]:
+    """The names and those that functions among their objects, and others, look up; the functions'
+    files."""
     found, files = set(names), set()
-    for function in serialize.functions_within(*(space[name] for name in names)):
+    for function in serialize.functions_within(*(space[name] for name in names), *others):
         files.add(function.__code__.co_filename)
         if function.__globals__ is space:
             found.update(global_names(function.__code__))
@@ -266,6 +265,14 @@ def _calls_magics(transformed: str) -> bool:
     )
 
 
+def _awaits(transformed: str) -> bool:
+    tree = compile(transformed, "cell", "exec", _PARSE_ONLY)
+    return any(
+        isinstance(node, ast.Await) or (isinstance(node, ast.comprehension) and node.is_async)
+        for node in ast.walk(tree)
+    )
+
+
 _PARSE_ONLY = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
@@ -279,82 +286,13 @@ def _packed_here(cell: Cell, values: dict[str, Any], perhaps: set[str]) -> Paylo
         return serialize.dumps((cell, values), what="names of the cell", reuse=_sent_before)
     except Exception:  # one of them cannot be pickled
         pass
-    for name in list(values):
+    for name, value in [*values.items(), *values.get(LOCALS, {}).items()]:
         try:
-            serialize.dumps(values[name], what=name)
+            if name != LOCALS:
+                serialize.dumps(value, what=name, way="cell")
         except Exception as error:
-            if name in perhaps:
+            if name in perhaps and name in values:
                 del values[name]
                 continue
-            raise UsageError(f"%%gpu: {error} Or name what to send with --in.") from None
+            raise UsageError(f"%%gpu: {error}") from None
     return serialize.dumps((cell, values), what="names of the cell", reuse=_sent_before)
-
-
-# ----------------------------------------------------------------------------------- coming home
-
-
-def incoming(
-    shell: Any,
-    payload: Payload,
-    shipment: Shipment,
-    note: Callable[[str], object],
-) -> Home:
-    """Bind what came home, as far as it may be bound, and say how the cell ended; what there is
-    to say to the user is handed to `note`."""
-    space, shipped, since = shell.user_ns, shipment.objects, shipment.since
-    try:
-        ending, values = serialize.loads(payload, namespace=space, lazy_modules=True)
-    except Exception as error:
-        raise GpunbError(
-            "the cell ran, but what it bound cannot be made again in the notebook: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    assert isinstance(ending, Ending)
-    kept = [each for each in ending.kept if each[0] != LAST]  # that was shown all the same
-    values.update((name, shipped[given]) for name, given in ending.same.items())
-    for name, module in ending.modules.items():
-        try:
-            values[name] = sys.modules.get(module) or serialize.lazy_module(module)
-        except ImportError as error:
-            kept.append((name, str(error)))
-    last = values.pop(LAST, None)
-    unbound = tuple(
-        name
-        for name in sorted(values)
-        if since is not None and since.touched(name) and space.get(name) is not values[name]
-    )
-    bound = {name: each for name, each in values.items() if name not in unbound}
-    aliases = _aliases(space, shipped, ending.changed, values)
-    shell.push({**aliases, **bound})
-    for name in ending.deleted:
-        if name in shipped and name in space and space[name] is shipped[name]:
-            del space[name]
-    if since is None and not shipment.expression:
-        shell.compile.flags = ending.flags
-        if ending.shown:
-            shell.displayhook.update_user_ns(last)
-            shell.displayhook.fill_exec_result(last)
-    for reason in dict.fromkeys(reason for _, reason in kept):
-        names = [repr(name) for name, why in kept if why == reason]
-        verb = "stays" if len(names) == 1 else "stay"
-        note(f"gpunb: {', '.join(names)} {verb} in the worker: {reason}\n")
-    return Home(ending, last, values, unbound, tuple(kept))
-
-
-def _aliases(
-    space: Mapping[str, Any],
-    shipped: Mapping[str, Any],
-    changed: tuple[str, ...],
-    values: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Other names of the notebook for objects that the cell changed: they stay one object."""
-    new = {
-        id(shipped[name]): values[name] for name in changed if name in shipped and name in values
-    }
-    if not new:
-        return {}
-    return {
-        name: new[id(each)]
-        for name, each in space.items()
-        if id(each) in new and name not in values and not isinstance(each, _UNCHANGING)
-    }

@@ -38,8 +38,7 @@ class StatusView:
                 cells = zip(row, widths, strict=True)
                 lines.append("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
             lines.append("")
-        if self._unlisted():
-            lines.append(self._unlisted())
+        lines.extend(self._rest())
         return "\n".join(lines).rstrip()
 
     def _repr_html_(self) -> str:
@@ -48,7 +47,7 @@ class StatusView:
             header = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
             body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
             tables.append(f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>")
-        rest = f"<div>{html.escape(self._unlisted())}</div>" if self._unlisted() else ""
+        rest = "".join(f"<div>{html.escape(each)}</div>" for each in self._rest())
         return f'<div class="gpunb-status">{_STYLE}{"".join(tables)}{rest}</div>'
 
     def _tables(self, *, bars: bool = False) -> Iterable[tuple[list[str], list[list[str]]]]:
@@ -64,7 +63,7 @@ class StatusView:
             rows = [_actor(each) for each in facts["actors"]]
             yield ["actor", "", "on", "is"], rows
         if facts["running"]:
-            rows = [_job(job, f"for {job['seconds']:.1f} s") for job in facts["running"]]
+            rows = [_job(job, _since(job)) for job in facts["running"]]
             yield ["running", "job", "on", "since"], rows
         if facts["waiting"]:
             rows = [
@@ -85,9 +84,11 @@ class StatusView:
             ]
             yield ["finished", "job", "on", "took", "ended"], rows
 
-    def _unlisted(self) -> str:
+    def _rest(self) -> list[str]:
+        """What has no place in a table."""
         more = self.facts["queued"] - len(self.facts["waiting"])
-        return f"and {more} more waiting" if more > 0 else ""
+        said = [f"and {more} more waiting"] if more > 0 else []
+        return said + [f"warning: {each}" for each in self.facts["warnings"]]
 
 
 def _device(device: Mapping[str, Any], names: Mapping[int, str], *, bars: bool) -> list[str]:
@@ -95,8 +96,9 @@ def _device(device: Mapping[str, Any], names: Mapping[int, str], *, bars: bool) 
     holders = ", ".join(
         f"#{task} {names.get(task, '')}".strip() + f" ({share:g})" for task, share in device["held"]
     )
+    holders = "; ".join(each for each in (holders, _others(device)) if each)
     kind = device["type"] or ("logical" if device["logical"] else device["name"])
-    memory = size_text(device["memory"]) if device["memory"] else ""
+    memory = _memory(device)
     shown = f"{used:.4f}".rstrip("0").rstrip(".")
     return [
         str(device["id"]),
@@ -105,6 +107,42 @@ def _device(device: Mapping[str, Any], names: Mapping[int, str], *, bars: bool) 
         f"\x00{used:.4f}\x00{shown}" if bars else shown,
         holders,
     ]
+
+
+def _memory(device: Mapping[str, Any]) -> str:
+    """What there is of it, and what is used as far as somebody measures."""
+    usage = device["usage"]
+    total = usage["memory_total"] or device["memory"]
+    if not total:
+        return ""
+    said = size_text(total)
+    if usage["memory_used"] is not None:
+        said = f"{size_text(usage['memory_used'])} of {said}"
+    if usage["temperature"] is not None:
+        said += f", {usage['temperature']:.0f} °C"
+    return said
+
+
+def _others(device: Mapping[str, Any]) -> str:
+    """Who else is there: other kernels with their shares, and processes that know nothing of us."""
+    said = []
+    for each in device["others"]:
+        who = (each["notebook"] or f"process {each['pid']}").rpartition("/")[2]
+        user = f" of {each['user']}" if each["user"] else ""
+        share = f" ({each['share']:g})" if each["share"] else ""
+        memory = f" with {size_text(each['memory'])}" if each["memory"] else ""
+        said.append(who + user + share + memory)
+    return "also " + ", ".join(said) if said else ""
+
+
+def _since(job: Mapping[str, Any]) -> str:
+    memory = job["memory"]
+    said = [f"for {job['seconds']:.1f} s"]
+    if memory["now"] is not None:
+        said.append(f"{size_text(memory['now'])} now")
+    if memory["peak"] is not None:
+        said.append(f"{size_text(memory['peak'])} at most")
+    return ", ".join(said)
 
 
 def _actor(actor: Mapping[str, Any]) -> list[str]:

@@ -22,8 +22,9 @@ from gpunb.refs import HEARTBEAT
 
 HELP = {
     "ps": "devices and jobs now",
-    "top": "the same",
+    "top": "the same as a live picture",
     "wait": "wait for background cells, all by default",
+    "job": "the handle of a background cell",
     "cancel": "stop jobs",
     "logs": "what a job has shown, or its whole text into a file",
     "why": "what a job waits for",
@@ -36,6 +37,7 @@ HELP = {
 
 TAKES = {
     "wait": "[IDS]",
+    "job": "ID",
     "cancel": "IDS | all",
     "logs": "ID [FILE]",
     "why": "ID",
@@ -64,8 +66,9 @@ class Words:
         """
         takes: dict[str, Callable[[list[str]], Any]] = {
             "ps": self._status,
-            "top": self._status,
+            "top": self._top,
             "wait": self._wait,
+            "job": self._handle,
             "cancel": self._cancel,
             "logs": self._logs,
             "why": self._why,
@@ -80,6 +83,10 @@ class Words:
     def _status(self, rest: list[str]) -> StatusView:
         _nothing(rest)
         return StatusView(api.status())
+
+    def _top(self, rest: list[str]) -> Any:
+        _nothing(rest)
+        return api.monitor()
 
     def _wait(self, rest: list[str]) -> None:
         """Wait, and then report each failure once."""
@@ -100,6 +107,12 @@ class Words:
                 sys.stderr.write(f"gpunb: #{job.id} {job.name} has failed: {text}\n")
         ended = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         sys.stdout.write(f"{ended or 'no background cells run'}\n")
+
+    def _handle(self, rest: list[str]) -> jobs.Job:
+        ident = _ids(rest)
+        if len(ident) != 1:
+            raise ValueError("name one job, as in job = %gpu job 7")
+        return self._job(ident[0])
 
     def _job(self, ident: int) -> jobs.Job:
         job = jobs.of(self._shell).get(ident)
@@ -198,7 +211,8 @@ def _cancel_all(current: backend.Backend) -> None:
         cancelled |= found
 
 
-_TEXTS = {"simulate", "address", "start_method", "object_memory", "spill"}
+_TEXTS = {"simulate", "address", "start_method", "object_memory", "spill", "share"}
+_SWITCHES = {"caps", "mps"}
 _NUMBERS = {"num_cpus", "num_gpus"}
 
 
@@ -212,11 +226,15 @@ def _init(rest: list[str]) -> Any:
             if not value.isdigit():
                 raise ValueError(f"{name}={value} must be a whole number")
             settings[name] = int(value)
+        elif name in _SWITCHES:
+            if value.lower() not in ("true", "false"):
+                raise ValueError(f"{name}={value} must be true or false")
+            settings[name] = value.lower() == "true"
         elif name == "preload":
             settings[name] = [part for part in value.split(",") if part]
         elif name in _TEXTS:
             settings[name] = value
         else:
-            known = ", ".join(sorted(_TEXTS | _NUMBERS | {"preload"}))
+            known = ", ".join(sorted(_TEXTS | _NUMBERS | _SWITCHES | {"preload"}))
             raise ValueError(f"{name!r} is no setting (known are {known})")
     return session.init(**settings)

@@ -41,6 +41,11 @@ def open_gate(name, text=''):
 
 for each in 'abc':
     gate(each)
+
+def handle(number):  # of the background cell with that number
+    from gpunb.notebook import jobs
+    made = jobs.of(get_ipython())._jobs.values()
+    return [each for each in made if each.number == number][-1]
 """
 
 
@@ -79,7 +84,7 @@ def ended(result: Result) -> bool:
 
 def job(result: Result) -> str:
     """The handle, in Python."""
-    return f"Out[{result.count}]"
+    return f"handle({result.count})"
 
 
 # ------------------------------------------------------------------------------ output and errors

@@ -15,11 +15,6 @@ from tests.notebook.kernels import Kernel, Result
 pytestmark = pytest.mark.kernel
 
 DIFFERENCES = {
-    "array changed": "a view of a changed array, under a name that the cell does not read, "
-    "keeps the old memory: objects come home by name",
-    "function attribute": "functions are not compared: only what they look up comes home",
-    "class attribute": "the notebook's class is the master copy, and a worker's does not change it",
-    "globals and locals": "a name that only a string mentions is not sent",
     "return outside": "a syntax error that Python's compiler finds late is raised at once here, "
     "before a GPU is waited for; IPython runs the statements before it",
     "break outside": "as return outside",

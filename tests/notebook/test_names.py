@@ -398,6 +398,23 @@ def test_without_transform_plain_bodies_are_still_analysed() -> None:
     assert (names.reads, names.binds) == ({"get_ipython", "f", "y"}, {"x"})
 
 
+@pytest.mark.parametrize(
+    ("cell", "mentioned"),
+    [
+        ("'a' in globals(), vars()['b'], locals().get('c')", "a b c"),
+        ("eval('a + 1')\nexec(f'b = {c} + d')", "a b d"),
+        ("def f():\n    return eval('a')", "a"),
+        ("dir(), 'a', b'b', 3", "a"),
+        ("model.eval('a')", ""),
+        ("eval = print\neval('a')", ""),
+        ("b = 1\neval('a + b')", "a"),
+        ("x = 'a'", ""),
+    ],
+)
+def test_strings_mention_where_names_are_looked_up_by_their_text(cell: str, mentioned: str) -> None:
+    assert analyse(cell).mentioned == words(mentioned)
+
+
 def test_without_transform_other_bodies_are_only_mentioned() -> None:
     names = analyse(transform("%%time\nx = f(y)\n!ls"))
     assert (names.binds, names.mentioned) == (frozenset(), {"x", "f", "y", "ls"})

@@ -140,7 +140,7 @@ def test_objects_that_are_gone_are_not_kept_for_it(notebook: Kernel) -> None:
 
 def test_stop_keeps_the_session(notebook: Kernel) -> None:
     notebook.ok("%%gpu -s s\nkept_there = 7\npid = os.getpid()")
-    result = notebook.start("%%gpu -s s\nprint('ready')\ntime.sleep(60)")
+    result = notebook.start("%%gpu -s s\n\nprint('ready'); time.sleep(60)")
     notebook.shows(result, "ready")
     notebook.interrupt()
     assert notebook.finish(result).ename == "KeyboardInterrupt"

@@ -40,7 +40,10 @@ def submitted(notebook: Kernel, code: str) -> int:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("bogus", "there has to be a word (ps, top, wait, cancel, logs, why, stop, on, off, init)"),
+        (
+            "bogus",
+            "there has to be a word (ps, top, wait, job, cancel, logs, why, stop, on, off, init)",
+        ),
         ("0.5", "or a share and an expression"),
         ("half 1 + 1", "or a share and an expression"),
         ("ps now", "takes nothing more, not 'now'"),
@@ -59,13 +62,13 @@ def submitted(notebook: Kernel, code: str) -> int:
         ("on half", "'half' is not a share"),
         ("on --wrong", "unrecognized arguments: --wrong"),
         ("init num_gpus=x", "num_gpus=x must be a whole number"),
-        ("init gpus=1", "'gpus' is no setting (known are address, num_cpus"),
+        ("init gpus=1", "'gpus' is no setting (known are address, caps, "),
         ("init gpus", "'gpus' must be of the form KEY=VALUE"),
         ("init num_gpus=2", "gpunb is initialised already"),
         ("1.5 1 + 1", "1.5"),
         ("0.5 x = 3", "'x = 3' is not an expression"),
         ("0.5 1 +", "'1 +' is not an expression"),
-        ("0.5 (i for i in [1])", "the value cannot be sent"),
+        ("0.5 (i for i in [1])", "the value cannot come home: it is a generator"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_sentence(
@@ -80,10 +83,13 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(
 
 
 def test_status(notebook: Kernel) -> None:
-    for line in ("%gpu", "%gpu ps", "%gpu top"):
+    for line in ("%gpu", "%gpu ps"):
         result = notebook.ok(line)
         assert (result.value or "").startswith("GPU  type")
         assert "<table" in (result.result or {})["text/html"]
+    (live,) = notebook.ok("%gpu top").displayed
+    assert live["text/plain"].startswith("GPU  type")
+    assert "<table" in live["text/html"]
 
 
 def test_waiting_and_cancelling(notebook: Kernel) -> None:
@@ -241,7 +247,7 @@ def test_the_manual(notebook: Kernel) -> None:
     assert "@@" not in manual
     lines = manual.splitlines()
     words = [line for line in lines if line.lstrip().startswith("%gpu ") and "  " in line.strip()]
-    assert len(words) == 12
+    assert len(words) == 13
     assert {line.index("%") for line in words} == {4}
     starts = {len(line) - len(line.strip().split("  ")[-1].strip()) for line in words}
     assert len(starts) == 1
@@ -261,7 +267,7 @@ def complete(notebook: Kernel, code: str) -> list[str]:
 
 def test_completion(notebook: Kernel) -> None:
     assert complete(notebook, "%gpu ") == sorted(
-        "ps top wait cancel logs why stop on off init".split()
+        "ps top wait job cancel logs why stop on off init".split()
     )
     assert complete(notebook, "%gpu w") == ["wait", "why"]
     assert {"--bg", "--session", "--type", "--out"} <= set(complete(notebook, "%%gpu 0.5 --"))
@@ -273,10 +279,18 @@ def test_completion(notebook: Kernel) -> None:
     assert complete(notebook, "%%gpu -s tr") == ["training"]
     assert complete(notebook, "%gpu on 0.5 --ses") == ["--session"]
     job = submitted(notebook, "%%gpu --bg\ntime.sleep(60)")
-    for word in ("wait", "cancel", "logs", "why"):
+    for word in ("wait", "job", "cancel", "logs", "why"):
         assert str(job) in complete(notebook, f"%gpu {word} ")
     assert "all" in complete(notebook, "%gpu cancel ")
     notebook.ok(f"%gpu cancel {job}\n%gpu stop training")
+
+
+def test_the_handle_of_a_job(notebook: Kernel) -> None:
+    job = submitted(notebook, "%%gpu 0 --bg --name one\n7")
+    notebook.ok(f"handle = %gpu job {job}\nhandle.wait(); None")
+    assert notebook.value("(handle.id, handle.name, handle.result)") == (job, "one", 7)
+    assert "name one job" in notebook("%gpu job").stderr
+    assert "is no background cell of this notebook" in notebook("%gpu job 9999").stderr
 
 
 def test_everything_is_registered_once(notebook: Kernel) -> None:

@@ -1,0 +1,216 @@
+"""The widget: a snapshot that the front end draws, brought up to date while somebody sees it.
+
+What is heard from the front end is only posted to the runtime, so that it does not matter on which
+thread it is heard; what is sent to it is sent by the runtime's thread.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import itertools
+import os
+import re
+import threading
+import time
+from typing import Any
+
+import anywidget
+import traitlets
+
+from gpunb import backend, session
+from gpunb.exceptions import GpunbError
+from gpunb.notebook import comms
+from gpunb.notebook.monitor.compact import compact
+from gpunb.notebook.output import request_of
+from gpunb.notebook.view import StatusView
+
+ALIVE = 60.0
+"""Seconds after which a view that says nothing any more is taken to be gone."""
+
+CALM = 2.0
+"""Seconds between two updates of what is saved with the notebook."""
+
+_NUMBERS = itertools.count(1)
+_FILES = importlib.resources.files("gpunb.notebook.monitor")
+
+
+def module() -> str:
+    """The script of the widget as one module, since it travels to the front end as a text."""
+    view = (_FILES / "view.js").read_text("utf-8")
+    widget = (_FILES / "monitor.js").read_text("utf-8")
+    view = re.sub(r"^export (?=function|const)", "", view, flags=re.MULTILINE)
+    view = view.replace("function render(element", "function show(element")
+    return view + re.sub(r"^import .*\n", "", widget, flags=re.MULTILINE)
+
+
+class Monitor(anywidget.AnyWidget):
+    """The live picture of this process's session."""
+
+    _esm = module()
+    _css = (_FILES / "view.css").read_text("utf-8")
+
+    snapshot = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, shell: Any) -> None:
+        session.current()
+        self._backend: Any = backend.current()
+        self._facts: dict[str, Any] = self._backend.ask("status")
+        self._watch: Any = None
+        self._views: dict[str, float] = {}
+        self._shell = shell
+        self._ident = f"gpunb-monitor-{os.getpid()}-{next(_NUMBERS)}"
+        self._parent: Any = None
+        self._saved = ""
+        self._held: set[str] = set()
+        self._met = False
+        self._due: float | None = None
+        self._guard = threading.Lock()
+        super().__init__(snapshot=compact(self._facts))
+        self.on_msg(self._heard)
+        # Else a click would wait for the end of a cell that keeps the main thread.
+        if self.comm is not None and hasattr(shell, "kernel"):
+            self.comm._reply_subshell_for = self._route  # noqa: SLF001 - ipykernel asks for it
+
+    def _route(self, data: Any, default: str | None) -> str | None:
+        return default or comms.aside(self._shell.kernel)
+
+    # ------------------------------------------------------------------------- from the front end
+
+    def _heard(self, _: Any, content: Any, buffers: Any) -> None:
+        """On any thread: the front end says something."""
+        if not isinstance(content, dict):
+            return
+        if content.get("do") == "visible":
+            self._look(str(content.get("from")), content)
+            return
+        to = {"to": content.get("from"), "id": content.get("id")}
+        try:
+            self._attached().request(content, lambda said: self.send({**said, **to}))
+        except GpunbError as error:
+            self.send({"ok": False, "error": str(error), **to})
+
+    def _look(self, view: str, content: Any) -> None:
+        """A view came into sight, still is, or is not any more; the user may be busy in it."""
+        now = time.monotonic()
+        with self._guard:
+            self._met = True
+            if content.get("visible"):
+                self._views[view] = now
+            else:
+                self._views.pop(view, None)
+            (self._held.add if content.get("focus") else self._held.discard)(view)
+            if not self._views:
+                self._stop()
+                self._save_soon()
+                return
+            try:
+                current = self._attached()
+            except GpunbError:
+                return
+            if self._watch is None or self._watch.stopped:
+                self._watch = current.watch(self._show)
+
+    def _attached(self) -> Any:
+        """The session that is there now, which may be another than at first."""
+        current = backend.existing()
+        if current is None or not hasattr(current, "watch"):
+            raise GpunbError("this session was shut down")
+        if current is not self._backend:
+            self._backend = current
+            self._stop()
+        return current
+
+    def _stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+    # --------------------------------------------------------------------------- to the front end
+
+    def _show(self, snapshot: dict[str, Any] | None) -> bool:
+        """On the runtime's thread: there is something new."""
+        if snapshot is None:
+            self._watch = None
+            self.snapshot = {**self.snapshot, "ended": True}
+            return True
+        with self._guard:
+            oldest = time.monotonic() - ALIVE
+            if not any(seen > oldest for seen in self._views.values()):
+                self._stop()
+                return True
+        self._facts = snapshot
+        self.snapshot = compact(snapshot)
+        if not snapshot["running"] and not snapshot["queued"]:
+            self._save_soon()
+        return True
+
+    def __repr__(self) -> str:
+        return repr(StatusView(self._facts))
+
+    def _repr_mimebundle_(self, **_: Any) -> Any:
+        """The widget, and the last state as text and HTML for where there are no widgets."""
+        view = StatusView(self._facts)
+        return {
+            "text/plain": repr(view),
+            "text/html": view._repr_html_(),
+            "application/vnd.jupyter.widget-view+json": {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self.model_id,
+            },
+        }
+
+    def _ipython_display_(self, **_: Any) -> None:
+        """As an output that can be brought up to date."""
+        self._parent = request_of(self._shell)
+        data = self._repr_mimebundle_()
+        self._saved = data["text/plain"]
+        self._shell.display_pub.publish(data=data, transient={"display_id": self._ident})
+        self._shell.events.register("post_run_cell", self._after_cell)
+
+    # ------------------------------------------------------------------------- what stays of it
+
+    def _after_cell(self, _: Any = None) -> None:
+        """Where there never was a view, since a program runs the notebook: the state after each
+        cell."""
+        if self._met:
+            return
+        try:
+            self._facts = self._attached().ask("status")
+        except GpunbError:
+            return
+        data = self._repr_mimebundle_()
+        if data["text/plain"] != self._saved:
+            self.snapshot = compact(self._facts)
+            self._saved = data["text/plain"]
+            self._shell.display_pub.publish(
+                data=data, transient={"display_id": self._ident}, update=True
+            )
+
+    def _save_soon(self) -> None:
+        """Bring the output in the notebook up to date, which draws the widget anew: when nothing
+        happens, or nobody sees it."""
+        first, self._due = self._due is None, time.monotonic() + CALM
+        if first and self._parent is not None:
+            self._backend.later(CALM, self._save)
+
+    def _save(self) -> None:
+        """On the runtime's thread."""
+        if self._due is None:
+            return
+        if (left := self._due - time.monotonic()) > 0 or self._held:
+            self._backend.later(max(left, CALM), self._save)
+            return
+        self._due = None
+        facts = self._facts
+        if self._views and (facts["running"] or facts["queued"]):
+            return
+        data = self._repr_mimebundle_()
+        if data["text/plain"] == self._saved:
+            return
+        self._saved = data["text/plain"]
+        content = {"data": data, "metadata": {}, "transient": {"display_id": self._ident}}
+        kernel = self._shell.kernel
+        kernel.session.send(
+            kernel.iopub_socket, "update_display_data", content, parent=self._parent
+        )

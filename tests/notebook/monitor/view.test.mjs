@@ -1,0 +1,94 @@
+// The pure functions of the view; run by tests/notebook/test_monitor.py with `node --test`.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+const view = await import(process.env.GPUNB_VIEW);
+
+test("sizes and times as people read them", () => {
+  assert.equal(view.sizeText(0), "0 B");
+  assert.equal(view.sizeText(1536), "1.5 KiB");
+  assert.equal(view.sizeText(40 * 2 ** 30), "40 GiB");
+  assert.equal(view.sizeText(null), "?");
+  assert.equal(view.timeText(0.4), "0 s");
+  assert.equal(view.timeText(59.9), "59 s");
+  assert.equal(view.timeText(61), "1:01");
+  assert.equal(view.timeText(3661), "1:01:01");
+  assert.equal(view.shareText(1 / 3), "0.3333");
+});
+
+test("memory says only what is known", () => {
+  assert.equal(view.memoryText(null), "");
+  assert.equal(view.memoryText({ now: null, peak: null, share: 2 ** 30 }), "share 1 GiB");
+  assert.equal(view.memoryText({ now: 1024, peak: 2048, share: 4096 }), "1 KiB now, 2 KiB at most, share 4 KiB");
+});
+
+const device = (more) => ({ id: 0, key: "GPU-1", logical: false, held: [], others: [], ...more });
+const session = (pid) => ({ pid, user: "ada", notebook: `/home/ada/${pid}.ipynb` });
+const job = (id, more) => ({ id, name: `t${id}`, cell: null, seconds: 1, memory: null, gpus: [], ...more });
+const snapshot = (more) => view.whole({ session: session(1), ...more });
+
+test("the parts of a device add up to one", () => {
+  const own = snapshot({ running: [job(7)] });
+  const other = snapshot({ session: session(2), running: [job(3)], devices: [device({ held: [[3, 0.25]] })] });
+  const parts = view.partsOf(device({ held: [[7, 0.5]] }), own, [other]);
+  assert.deepEqual(parts.map(({ kind, share, name }) => [kind, share, name]), [
+    ["own", 0.5, "t7"],
+    ["other", 0.25, "t3"],
+    ["free", 0.25, "free"],
+  ]);
+  assert.match(parts[1].owner, /2\.ipynb, ada/);
+});
+
+test("a kernel is drawn once, whether it is seen itself or by its lease", () => {
+  const lease = { kind: "kernel", pid: 2, share: 0.25, user: "ada", notebook: "/a/b.ipynb", job: "x" };
+  const other = snapshot({ session: session(2), devices: [device({ held: [[3, 0.25]] })] });
+  const seen = view.partsOf(device({ others: [lease] }), snapshot({}), [other]);
+  assert.deepEqual(seen.map((part) => part.kind), ["other", "free"]);
+  const leased = view.partsOf(device({ others: [lease] }), snapshot({}));
+  assert.deepEqual(leased.map((part) => [part.kind, part.owner]), [["other", "b.ipynb, ada"], ["free", undefined]]);
+});
+
+test("devices that exist in the books only are nobody else's", () => {
+  const mine = device({ key: "sim:0", logical: true });
+  const other = snapshot({ session: session(2), devices: [device({ key: "sim:0", logical: true, held: [[3, 1]] })] });
+  assert.deepEqual(view.partsOf(mine, snapshot({}), [other]).map((part) => part.kind), ["free"]);
+});
+
+test("a holder that is not listed has no name, and is not said to end", () => {
+  const shortened = snapshot({ counts: { running: 9 } });
+  assert.equal(view.partsOf(device({ held: [[7, 1]] }), shortened)[0].name, "");
+  assert.equal(view.partsOf(device({ held: [[7, 1]] }), snapshot({}))[0].name, "ending");
+});
+
+test("bars of one row do not overlap", () => {
+  const time = 1000;
+  const over = (id, from, to, more) => job(id, { held: [[0, 0.5]], ended: time - to, seconds: from - to, ...more });
+  const finished = [over(1, 100, 50), over(2, 90, 40), over(3, 40, 10), over(4, 30, 20, { held: [[1, 1]] })];
+  finished.push(over(5, 30, 20, { actor: 9 }));
+  const bars = view.barsOf(device({}), snapshot({ time, finished, running: [job(6, { gpus: [[0, 0.5]], seconds: 5 })] }));
+  assert.deepEqual(bars.map(({ job: { id }, row }) => [id, row]), [[1, 0], [2, 1], [3, 0], [6, 0]]);
+});
+
+test("a line is interrupted where nothing is known", () => {
+  assert.equal(view.pathOf([0, 100], 2, 10, 10), "M0.0 10.0L10.0 0.0");
+  assert.equal(view.pathOf([0, null, 50], 3, 10, 10), "M0.0 10.0M10.0 5.0");
+  assert.equal(view.pathOf([50], 3, 10, 10), "M10.0 5.0");
+});
+
+test("only what has changed is announced, and not at first", () => {
+  const before = snapshot({ running: [job(1)] });
+  const after = snapshot({ running: [job(2)], finished: [job(1, { state: "done" })] });
+  assert.equal(view.newsOf(undefined, before), "");
+  assert.equal(view.newsOf(before, before), "");
+  assert.equal(view.newsOf(before, after), "#1 t1 done, #2 t2 running");
+  const many = snapshot({ running: [job(1), job(2), job(3), job(4), job(5)] });
+  assert.equal(view.newsOf(snapshot({}), many), "5 jobs have changed");
+});
+
+test("names of jobs, cells and notebooks", () => {
+  assert.equal(view.jobText(job(7, { cell: 3, name: "train" })), "#7 train In[3]");
+  assert.equal(view.jobText(job(7, { cell: 3, name: "In[3]" })), "#7 In[3]");
+  assert.equal(view.keyOf({ id: 7, key: "12:7" }), "12:7");
+  assert.equal(view.notebookText({ pid: 7, notebook: null }), "process 7");
+  assert.equal(view.deviceText({ id: 2, resource: "TPU" }), "TPU 2");
+});

@@ -9,26 +9,30 @@ RUN    := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY)
 # More arguments for the command behind a target, as in: make test ARGS="-k scheduler -x"
 ARGS   ?=
 
+LABEXTENSION := gpunb/labextension
+NODE_20 := process.exit(Number(process.versions.node.split(".")[0] < 20))
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test stress conformance lint bench lab clean
+.PHONY: help demo test stress conformance lint bench lab labextension labextension-if-node wheel clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.stamp-demo ## run the quickstart notebook from start to end and print what came out
 	$(RUN) notebooks/run_demo.py $(ARGS)
 
-test: $(VENV)/.stamp-test ## run the tests; those that need a real GPU skip where there is none
+test: $(VENV)/.stamp-test labextension-if-node ## run the tests; those that need a real GPU skip where there is none
 	$(RUN) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 stress: export PROGRAMS ?= $(if $(PROGRAMS_MINUTES),100,50000)
 stress: $(VENV)/.stamp-test ## run 50000 random programs with faults; PROGRAMS=n for n, PROGRAMS_MINUTES=n for so long
 	$(RUN) -m pytest tests/programs $(ARGS)
 
-conformance: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the API that Ray has too, on gpunb and on Ray
+conformance: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the API that Ray has too, on gpunb, on a head process and on Ray
 	GPUNB_CONFORMANCE_BACKEND=gpunb $(RUN) -m pytest tests/conformance/api $(ARGS)
+	GPUNB_CONFORMANCE_BACKEND=head $(RUN) -m pytest tests/conformance/api $(ARGS)
 	GPUNB_CONFORMANCE_BACKEND=ray $(RUN) -m pytest tests/conformance/api $(ARGS)
 
 lint: $(VENV)/.stamp-lint ## check style, format, types and layers
@@ -40,14 +44,41 @@ lint: $(VENV)/.stamp-lint ## check style, format, types and layers
 bench: $(VENV)/.stamp-bench ## measure, and compare with the alternatives that are installed
 	$(RUN) -m benchmarks $(ARGS)
 
-lab: $(VENV)/.stamp-lab $(VENV)/.stamp-demo ## open the notebooks in JupyterLab
+lab: $(VENV)/.stamp-lab $(VENV)/.stamp-demo labextension-if-node ## open the notebooks in JupyterLab, with the extension where there is Node
 	$(RUN) -m jupyterlab $(ARGS) notebooks/
 
+labextension: $(LABEXTENSION)/package.json $(VENV)/.stamp-venv ## build and test the extension for JupyterLab; needs Node 20
+	cd labextension && npm run --silent test
+	@mkdir -p $(VENV)/share/jupyter/labextensions $(VENV)/etc/jupyter/jupyter_server_config.d
+	@ln -sfn $(CURDIR)/$(LABEXTENSION) $(VENV)/share/jupyter/labextensions/gpunb
+	@ln -sfn $(CURDIR)/labextension/jupyter-config/gpunb.json $(VENV)/etc/jupyter/jupyter_server_config.d/
+
+# Tests and notebooks go on without it.
+labextension-if-node:
+	@if node -e '$(NODE_20)' 2> /dev/null && command -v npm > /dev/null; then \
+	    $(MAKE) --no-print-directory labextension || \
+	    { test $${GPUNB_REQUIRE_BROWSER:-0} = 0 && \
+	      echo "THE JUPYTERLAB EXTENSION WAS NOT BUILT, SO WHAT NEEDS IT IS LEFT OUT: see above" >&2; }; \
+	else echo "No Node 20 here: the JupyterLab extension is not built, and what needs it is left out"; fi
+
+wheel: $(VENV)/.stamp-build ## make the source distribution and the wheel, with the extension inside; needs Node 20
+	$(PY) -m build --outdir dist
+
 clean: ## remove caches and outputs; the environment stays (rm -rf .venv starts anew)
+	rm -rf $(LABEXTENSION) labextension/lib labextension/style/view.css tests/browser/screenshots
 	rm -rf build dist htmlcov .coverage .coverage.* benchmarks/out notebooks/executed
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name $(VENV) -prune -o -name node_modules -prune -o -type d \
 	    \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
+
+$(LABEXTENSION)/package.json: labextension/node_modules/.package-lock.json \
+    $(wildcard labextension/*.json labextension/*.mjs labextension/src/* labextension/schema/*) \
+    labextension/style/base.css labextension/style/index.js $(wildcard gpunb/notebook/monitor/view.*)
+	cd labextension && npm run --silent build
+
+labextension/node_modules/.package-lock.json: labextension/package-lock.json
+	cd labextension && npm ci --no-audit --no-fund --ignore-scripts
+	@touch $@
 
 # One stamp for each extra of pyproject.toml: .venv/.stamp-test is the environment with gpunb[test].
 $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-venv

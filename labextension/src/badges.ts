@@ -1,0 +1,167 @@
+// What stands on a cell while its job runs or waits, with a button that stops it.
+
+import type { Cell } from '@jupyterlab/cells';
+import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+
+import type { Connection } from './connection';
+import { duration } from './endings';
+import { keyOf } from './join';
+import type { State } from './state';
+import type { Job, Snapshot } from './types';
+
+interface Shown {
+  readonly element: HTMLElement;
+  readonly text: HTMLElement;
+  readonly time: HTMLElement;
+  readonly stop: HTMLButtonElement;
+  key: string;
+  seconds: number;
+  since: number;
+}
+
+/** The jobs of a kernel's cells that are not over, by the cell's id; the first one of each. */
+export function jobsByCell(state: State, kernel: string): Map<string, [string, Job]> {
+  const found = new Map<string, [string, Job]>();
+  for (const [pid, snapshot] of state.sessions) {
+    if (snapshot.session?.kernel === kernel) {
+      for (const job of cellsOf(snapshot)) {
+        if (job.cell_id && !found.has(job.cell_id)) {
+          found.set(job.cell_id, [keyOf(pid, job.id), job]);
+        }
+      }
+    }
+  }
+  return found;
+}
+
+function cellsOf(snapshot: Snapshot): Job[] {
+  return [...(snapshot.running ?? []), ...(snapshot.waiting ?? [])].filter(
+    each => each.kind === 'cell'
+  );
+}
+
+export class Badges {
+  constructor(
+    private readonly tracker: INotebookTracker,
+    private readonly connection: Connection,
+    private readonly stop: (key: string, job: Job) => Promise<void>
+  ) {
+    connection.changed.connect(this.draw, this);
+    tracker.widgetAdded.connect((_, panel) => this.follow(panel));
+    tracker.forEach(panel => this.follow(panel));
+  }
+
+  set enabled(enabled: boolean) {
+    this._enabled = enabled;
+    this.draw();
+  }
+
+  private follow(panel: NotebookPanel): void {
+    panel.sessionContext.kernelChanged.connect(this.draw, this);
+    void panel.revealed.then(() => this.draw());
+    panel.content.modelContentChanged?.connect(this.draw, this);
+  }
+
+  private draw(): void {
+    const live = new Set<string>();
+    this.tracker.forEach(panel => {
+      const kernel = panel.sessionContext.session?.kernel?.id;
+      if (!this._enabled || !kernel) {
+        return;
+      }
+      const jobs = jobsByCell(this.connection.state, kernel);
+      if (!jobs.size) {
+        return;
+      }
+      for (const cell of panel.content.widgets) {
+        const found = jobs.get(cell.model.id);
+        if (found) {
+          live.add(cell.model.id);
+          this.show(cell, ...found);
+        }
+      }
+    });
+    for (const [id, shown] of this.shown) {
+      if (!live.has(id)) {
+        shown.element.remove();
+        this.shown.delete(id);
+      }
+    }
+    this.tick();
+  }
+
+  private show(cell: Cell, key: string, job: Job): void {
+    let shown = this.shown.get(cell.model.id);
+    if (!shown) {
+      shown = this.make();
+      this.shown.set(cell.model.id, shown);
+    }
+    const place = cell.inputArea?.node ?? cell.node;
+    if (shown.element.parentElement !== place) {
+      place.append(shown.element);
+    }
+    const running = job.state === 'running';
+    const text = running ? `#${job.id} on ${placeOf(job)}` : `#${job.id} waits`;
+    const title = running ? `${job.name}: ${text}` : `${job.name} ${job.waits_for ?? 'waits'}`;
+    shown.key = key;
+    shown.seconds = job.seconds;
+    shown.since = this.connection.state.at;
+    shown.element.classList.toggle('gpunb-waits', !running);
+    shown.element.title = title;
+    setText(shown.text, running ? text : `${text}: ${job.waits_for ?? 'next in line'}`);
+    shown.stop.setAttribute('aria-label', `${running ? 'Stop' : 'Cancel'} #${job.id} ${job.name}`);
+    setText(shown.stop, running ? 'Stop' : 'Cancel');
+    shown.stop.onclick = () => {
+      shown.stop.disabled = true;
+      void this.stop(key, job).finally(() => (shown.stop.disabled = false));
+    };
+  }
+
+  private make(): Shown {
+    const element = document.createElement('div');
+    element.className = 'gpunb-badge';
+    const text = document.createElement('span');
+    text.className = 'gpunb-badge-text';
+    const time = document.createElement('span');
+    time.className = 'gpunb-badge-time';
+    const stop = document.createElement('button');
+    stop.type = 'button';
+    stop.className = 'gpunb-badge-stop';
+    // the notebook would take the cell out of its editor, or select it
+    for (const kind of ['mousedown', 'keydown']) {
+      stop.addEventListener(kind, event => event.stopPropagation());
+    }
+    element.append(text, time, stop);
+    return { element, text, time, stop, key: '', seconds: 0, since: 0 };
+  }
+
+  private tick(): void {
+    clearTimeout(this.timer);
+    if (!this.shown.size || document.hidden) {
+      return;
+    }
+    for (const shown of this.shown.values()) {
+      const seconds = shown.seconds + performance.now() / 1000 - shown.since;
+      setText(shown.time, duration(Math.floor(seconds)).replace('.0', ''));
+    }
+    this.timer = window.setTimeout(() => this.tick(), 1000);
+  }
+
+  private _enabled = true;
+  private timer = 0;
+  private readonly shown = new Map<string, Shown>();
+}
+
+/** Such as "GPU 0 (0.5)". */
+function placeOf(job: Job): string {
+  const parts = job.gpus.map(each =>
+    Array.isArray(each) ? `GPU ${each[0]} (${Math.round(each[1] * 10000) / 10000})` : `GPU ${each}`
+  );
+  return parts.length ? parts.join(', ') : 'the CPU';
+}
+
+function setText(element: HTMLElement, text: string): void {
+  if (element.textContent !== text) {
+    element.textContent = text;
+  }
+}

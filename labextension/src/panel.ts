@@ -1,0 +1,98 @@
+// The sidebar: all kernels' work on the devices of the machine.
+
+import type { Message } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
+
+import type { Connection } from './connection';
+import { icon } from './icon';
+import { lackOf } from './summary';
+import { type Actions, type View, render } from './view.js';
+
+export const PANEL = 'gpunb-panel';
+
+/** Draws only while it can be seen. */
+export class Panel extends Widget {
+  constructor(
+    private readonly connection: Connection,
+    private readonly actions: Actions
+  ) {
+    super();
+    this.id = PANEL;
+    this.title.icon = icon;
+    this.title.caption = 'GPUs';
+    this.title.label = '';
+    this.addClass('gpunb-panel');
+    this.node.setAttribute('aria-label', 'GPUs');
+    this.node.setAttribute('role', 'complementary');
+    this.node.tabIndex = -1;
+    this.notice.className = 'gpunb-notice';
+    this.notice.setAttribute('role', 'status');
+    this.notice.append(this.reason, this.advice);
+    this.lanes.className = 'gpunb-lanes';
+    const heading = document.createElement('div');
+    heading.textContent = 'GPUs';
+    heading.className = 'gpunb-heading';
+    this.node.append(heading, this.notice, this.lanes);
+    connection.changed.connect(this.changed, this);
+  }
+
+  override dispose(): void {
+    this.connection.changed.disconnect(this.changed, this);
+    this.view?.dispose();
+    super.dispose();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.draw();
+  }
+
+  protected override onAfterHide(message: Message): void {
+    super.onAfterHide(message);
+    this.view?.dispose(); // its clock too
+    this.view = null;
+  }
+
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    this.node.focus();
+  }
+
+  private changed(): void {
+    if (this.isVisible) {
+      this.draw();
+    }
+  }
+
+  private draw(): void {
+    const { state, problem } = this.connection;
+    const { reason, advice } = problem ?? lackOf(state) ?? { reason: '', advice: '' };
+    set(this.reason, reason);
+    set(this.advice, advice);
+    this.notice.hidden = !reason;
+    this.notice.classList.toggle('gpunb-problem', problem !== null);
+    this.lanes.classList.toggle('gpunb-old', problem !== null);
+    const { snapshot } = this.connection;
+    this.lanes.hidden = !snapshot.devices?.length && !state.sessions.size;
+    if (this.lanes.hidden) {
+      return;
+    }
+    if (this.view) {
+      this.view.update(snapshot);
+    } else {
+      this.view = render(this.lanes, snapshot, { actions: this.actions });
+    }
+  }
+
+  private view: View | null = null;
+  private readonly notice = document.createElement('div');
+  private readonly reason = document.createElement('p');
+  private readonly advice = document.createElement('p');
+  private readonly lanes = document.createElement('div');
+}
+
+function set(element: HTMLElement, text: string): void {
+  if (element.textContent !== text) {
+    element.textContent = text;
+  }
+}

@@ -1,0 +1,118 @@
+// What the server says, as far as it is used here. Amounts of devices are 1.0 for one.
+
+export type DeviceId = number | string;
+
+/** The device memory of a job in bytes: now, at most, and what its share amounts to. */
+export interface Memory {
+  now: number | null;
+  peak: number | null;
+  share: number | null;
+}
+
+export interface Session {
+  pid: number;
+  user?: string | null;
+  notebook?: string | null;
+  /** The kernel's id, as the server knows it. */
+  kernel?: string | null;
+  since?: number;
+}
+
+export interface Job {
+  id: number;
+  name: string;
+  state: string;
+  /** In its present state. */
+  seconds: number;
+  gpus: (DeviceId | [DeviceId, number])[];
+  kind?: string;
+  cell?: number | null;
+  cell_id?: string | null;
+  background?: boolean;
+  actor?: number | null;
+  pid?: number | null;
+  waits_for?: string | null;
+  memory?: Memory;
+  gpu_seconds?: number;
+  /** When it was over, in seconds since 1970. */
+  ended?: number;
+  /** These are put in where sessions are joined: see `join`. */
+  session?: Session;
+  key?: string;
+  owner?: string;
+}
+
+export interface Actor {
+  id: number;
+  name: string;
+  state: string;
+  seconds?: number | null;
+  gpus: [DeviceId, number][];
+  cell?: number | null;
+  cell_id?: string | null;
+  session?: Session;
+  key?: string;
+  owner?: string;
+}
+
+export interface Other {
+  pid: number;
+  share: number | null;
+  kind: string;
+}
+
+export interface Device {
+  id: DeviceId;
+  key: string;
+  name: string;
+  type: string | null;
+  memory: number | null;
+  logical: boolean;
+  free: number;
+  /** Who holds how much of it. */
+  held: [number | string, number][];
+  others: Other[];
+  usage: Record<string, number | null>;
+  health?: string | null;
+}
+
+export interface Counts {
+  running: number;
+  waiting: number;
+  finished: number;
+  actors: number;
+}
+
+/** A part may be missing: another version of gpunb may run in the kernel. */
+export interface Snapshot {
+  version?: number;
+  time?: number;
+  session?: Session;
+  devices?: Device[];
+  cpus?: number;
+  running?: Job[];
+  waiting?: Job[];
+  queued?: number;
+  finished?: Job[];
+  actors?: Actor[];
+  counts?: Counts;
+  totals?: { gpu_seconds: number };
+  warnings?: string[];
+  notes?: string[];
+  unmet?: Record<string, number>;
+}
+
+/** What the server found by itself where no session runs. */
+export interface Machine {
+  devices?: Device[];
+  notes?: string[];
+  problem?: string | null;
+}
+
+/** What has changed; of a session, the parts to be replaced. */
+export interface News {
+  sessions: Record<string, Snapshot>;
+  gone: number[];
+  whole: boolean;
+  machine?: Machine;
+}

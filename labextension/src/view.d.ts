@@ -1,0 +1,23 @@
+// The drawing of lanes, from gpunb/notebook/monitor/view.js.
+
+import type { Job, Snapshot } from './types';
+
+export interface View {
+  update(snapshot: Snapshot, kernels?: Snapshot[]): void;
+  dispose(): void;
+}
+
+/** A rejected promise is shown with its message. */
+export interface Actions {
+  cancel?(key: string, force: boolean): Promise<void>;
+  interrupt?(key: string): Promise<void>;
+  kill?(key: string): Promise<void>;
+  logs?(key: string): Promise<string>;
+  goTo?(job: Job): Promise<void>;
+}
+
+export function render(
+  element: HTMLElement,
+  snapshot: Snapshot | null,
+  options?: { actions?: Actions; kernels?: Snapshot[] }
+): View;

@@ -1,0 +1,1 @@
+"""Tests in a browser; a package, so that its fixtures end with it."""

@@ -1,0 +1,239 @@
+"""The extension in JupyterLab: the sidebar, the status bar, the badges, and how they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import sessions
+from tests.browser.jupyter import Jupyter, Page
+from tests.browser.sidebar import Sidebar, badge, toast
+from tests.waiting import Gate
+
+pytestmark = pytest.mark.usefixtures("labextension")
+
+LOAD = "%load_ext gpunb"
+WAITS = """\
+%%gpu {share} {options}
+import os, time
+while not os.path.exists("{gate}/open"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+def waits(gate: Gate, options: str = "--bg", share: str = "0.5") -> str:
+    """A cell that waits at the gate."""
+    return WAITS.format(share=share, options=options, gate=gate.folder)
+
+
+TRAIN = """\
+%load_ext gpunb
+import time
+from pathlib import Path
+
+def train(width):
+    while not Path("~/done").expanduser().exists():
+        time.sleep(0.01)
+    return 1 / width
+"""
+CELL = "%%gpu {share} --bg --name {name}\n{name} = train(width={width})"
+
+
+def test_halves_run_side_by_side_and_the_next_says_why_it_waits(
+    visit: Callable[..., Page], jupyter: Jupyter, picture: Any, axe: Callable[..., None]
+) -> None:
+    cells = [("0.5", "small", 64), ("0.5", "medium", 256), ("2", "large", 4096)]
+    texts = [CELL.format(share=share, name=name, width=width) for share, name, width in cells]
+    page = visit([TRAIN, *texts])
+    sidebar = Sidebar(page)
+    sidebar.notice("No kernel uses gpunb now")
+    for at in range(4):
+        page.execute(at)
+    lane = sidebar.has(".gm-device", "GPU 0").locator(".gm-lane")
+    for name in ("small", "medium"):
+        lane.locator(".gm-own").filter(has_text=name).wait_for()
+    assert sidebar.has(".gm-device", "GPU 1").locator(".gm-own").count() == 0
+    assert "needs 2 whole GPUs" in sidebar.row("Waiting", "large").inner_text()
+    assert "needs 2 whole GPUs" in badge(page, 3, "waits").inner_text()
+    badge(page, 1, "GPU 0 (0.5)")
+    page.page.locator(".gpunb-status").filter(has_text="GPU 1/2, 1 waiting").wait_for()
+    for theme in ("light", "dark"):
+        page.set_theme(theme)
+        axe(page, ".gpunb-panel", ".gpunb-badge", ".gpunb-status")
+        picture(page, f"lab-{theme}")
+    done = jupyter.folder / "home" / "done"
+    done.touch()
+    sidebar.row("Finished", "large")
+    page.page.locator(".gpunb-badge").first.wait_for(state="detached")
+    toast(page, "is done")
+    done.unlink()
+
+
+def test_work_is_stopped_from_the_sidebar_and_from_its_cell(
+    visit: Callable[..., Page], gate: Gate
+) -> None:
+    """The latter while the cell keeps the kernel; the former with the keyboard alone."""
+    page = visit([LOAD, waits(gate, "--bg -n victim"), waits(gate, ""), waits(gate, "--bg", "2")])
+    page.execute(0)
+    page.execute(1)
+    page.execute(3)
+    badge(page, 3, "waits").get_by_role("button").click()
+    page.cell(3).locator(".gpunb-badge").wait_for(state="detached")
+    page.run(2)
+    badge(page, 2, "GPU 0 (0.5)").get_by_role("button", name="Stop #").click()
+    page.done(2)
+    assert "was cancelled" in page.output(2)
+
+    keyboard = page.page.keyboard
+    page.page.locator(".gpunb-status").focus()
+    keyboard.press("Enter")
+    kill = page.page.locator(".gpunb-panel").get_by_role("button", name="Kill #1 victim")
+    kill.wait_for()
+    for _ in range(20):
+        keyboard.press("Tab")
+        if kill.evaluate("each => each === document.activeElement"):
+            break
+    keyboard.press("Enter")
+    keyboard.press("Enter")
+    ended = Sidebar(page).row("Finished", "victim")
+    assert "cancelled" in ended.inner_text() or "failed" in ended.inner_text()
+    page.cell(1).locator(".gpunb-badge").wait_for(state="detached")
+
+
+def test_a_reload_brings_everything_back_and_a_job_leads_to_its_cell(
+    visit: Callable[..., Page], gate: Gate
+) -> None:
+    fill = ["\n".join(["x = 1"] * 30)] * 3
+    page = visit([LOAD, waits(gate, "--bg -n lasting"), *fill])
+    page.execute(0)
+    page.execute(1)
+    badge(page, 1, "GPU 0")
+    page.command("docmanager:save")
+    page.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    page.reload()
+    badge(page, 1, "GPU 0")
+    sidebar = Sidebar(page)
+    row = sidebar.row("Running", "lasting")
+    page.page.evaluate(
+        """() => {
+            const notebook = window.jupyterapp.shell.currentWidget.content;
+            notebook.activeCellIndex = 4;
+            return notebook.scrollToItem(4, 'end');
+        }"""
+    )
+    row.get_by_role("button", name="Go to cell").click()
+    page.page.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex === 1"
+    )
+    row.get_by_role("button", name="Logs").click()
+    sidebar.has(".gm-log", "lasting")
+
+
+def test_a_cell_is_run_on_a_share(visit: Callable[..., Page]) -> None:
+    page = visit(["import gpunb\nprint('on', gpunb.get_gpu_ids())"])
+    page.cell(0).locator(".jp-InputArea-editor").click(button="right")
+    page.page.locator(".lm-Menu-item").filter(has_text="Run Cell on GPU").click()
+    asked = page.page.locator(".jp-Dialog input")
+    asked.fill("0.25")
+    asked.press("Enter")
+    page.done(0)
+    page.cell(0).locator(".jp-OutputArea").filter(has_text="on [0]").wait_for()
+    source = page.page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.content.widgets[0].model.sharedModel.source"
+    )
+    assert source.startswith("%%gpu 0.25\nimport gpunb")
+    labels = page.page.evaluate(
+        "() => ['gpunb:run-cell', 'gpunb:open-panel'].map(n => window.jupyterapp.commands.label(n))"
+    )
+    assert labels == ["Run Cell on GPU…", "Open GPU Panel"]
+
+
+OTHER = """\
+import gpunb
+
+@gpunb.remote(num_gpus=1, name="theirs")
+def wait():
+    import threading
+    threading.Event().wait()
+
+gpunb.init()
+ref = wait.remote()
+try:
+    gpunb.get(ref)
+except gpunb.exceptions.GpunbError:
+    print("ended", flush=True)
+input()
+"""
+
+
+def test_other_kernels_are_seen_and_a_dead_one_is_said(
+    visit: Callable[..., Page], gate: Gate
+) -> None:
+    page = visit([LOAD, waits(gate, "--bg -n mine")])
+    page.execute(0)
+    page.execute(1)
+    sidebar = Sidebar(page)
+    env = {"GPUNB_RUNTIME_DIR": str(page.jupyter.runtime), "GPUNB_SIMULATE": "1xH100:80GiB"}
+    with sessions.running(OTHER, env=env) as other:
+        sidebar.has(".gm-device", "H100").locator(".gm-own").filter(has_text="theirs").wait_for()
+        sidebar.row("Running", "mine")
+        row = sidebar.row("Running", "theirs")
+        row.get_by_role("button", name="Kill").click()
+        row.get_by_role("button", name="Yes").click()
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ended\n"
+    page.page.locator(".gm-device").filter(has_text="H100").wait_for(state="detached")
+    sidebar.row("Running", "mine")
+    (kernel,) = page.jupyter.kernels()
+    page.jupyter.ask(f"api/kernels/{kernel}/restart", "POST", {})
+    toast(page, "has ended, and a job")
+    sidebar.notice("No kernel uses gpunb now")
+
+
+FAILS = """\
+%%gpu 0.5 --bg -n bad
+raise ValueError("no")
+"""
+
+
+def test_notebook_7(
+    visit: Callable[..., Page], gate: Gate, picture: Any, axe: Callable[..., None]
+) -> None:
+    page = visit([LOAD, FAILS, waits(gate, "--bg -n seven")], app="notebook")
+    page.execute(0)
+    page.execute(1)
+    toast(page, "#1 bad has failed")
+    page.execute(2)
+    badge(page, 2, "GPU 0 (0.5)")
+    page.page.locator(".Toastify__toast").get_by_role("button", name="Go to cell").click()
+    page.page.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex === 1"
+    )
+    sidebar = Sidebar(page)
+    sidebar.row("Running", "seven")
+    assert "failed" in sidebar.row("Finished", "bad").inner_text()
+    axe(page, ".gpunb-panel", ".gpunb-badge")
+    picture(page, "notebook-light")
+
+
+def test_badges_can_be_switched_off(visit: Callable[..., Page], gate: Gate) -> None:
+    page = visit([LOAD, waits(gate, "--bg -n plain")], app="notebook")
+    page.execute(0)
+    page.execute(1)
+    badge(page, 1, "GPU 0 (0.5)")
+    settings = "lab/api/settings/gpunb:plugin"
+    page.jupyter.ask(settings, "PUT", {"raw": '{"badges": false}'})
+    try:
+        page.reload()
+        Sidebar(page).row("Running", "plain")
+        assert page.page.locator(".gpunb-badge").count() == 0
+    finally:
+        page.jupyter.ask(settings, "PUT", {"raw": "{}"})

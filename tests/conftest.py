@@ -9,8 +9,12 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from hypothesis import settings
 
 from tests import sessions
+
+settings.register_profile("busy machines", deadline=None)
+settings.load_profile("busy machines")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -184,9 +184,12 @@ def test_a_look_at_a_value_takes_no_time() -> None:
         deep = [deep]
     wide = [[Slots() for _ in range(100)] for _ in range(1000)]
     for value in (deep, wide, list(range(1_000_000)), dict.fromkeys(range(1_000_000))):
-        begun = time.perf_counter()
-        size_of(value)
-        assert time.perf_counter() - begun < 0.5
+        took = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            size_of(value)
+            took.append(time.perf_counter() - begun)
+        assert min(took) < 0.5
     assert sys.getrecursionlimit() < 100_000
     while deep:  # or its end would be as deep
         deep = deep[0]

@@ -81,9 +81,10 @@ def test_in_the_background_the_value_takes_the_place_of_the_handle(notebook: Ker
 
 
 def test_what_was_left_alone_can_be_had_from_the_handle(notebook: Kernel) -> None:
-    result = notebook.ok("%%gpu 0 --bg\nrebound = 'there'\n42")
-    notebook.ok("rebound = 'here'")
-    notebook.ok(f"Out[{result.count}].wait(); None")
+    notebook.ok("import os\nos.mkfifo('until')")
+    result = notebook.ok("%%gpu 0 --bg\nopen('until').close()\nrebound = 'there'\n42")
+    notebook.ok("rebound = 'here'\nopen('until', 'w').close()")
+    notebook.ok(f"Out[{result.count}].wait()\nos.remove('until')")
     assert notebook.value(f"Out[{result.count}].names") == {"rebound": "there"}
     assert notebook.value(f"(Out[{result.count}].result, rebound)") == (42, "here")
 

@@ -34,7 +34,8 @@ def idle_afterwards(notebook: Kernel) -> Iterator[None]:
 
 def submitted(notebook: Kernel, code: str) -> int:
     """The id of the job that the cell hands in."""
-    return int(notebook.value(f"Out[{notebook.ok(code).count}].id"))
+    notebook.ok(code)
+    return int(notebook.value("_.id"))  # in `Out` its value may be by now
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ BATCH = 100
 TIDY_AFTER = 0.1
 """Seconds without work after which references are looked for that only the collector can find."""
 
+LOOK_AFTER = 5.0
+"""The same, at most, while threads go on that tasks have left."""
+
 _LOOK_AGAIN = 0.05
 """Seconds after which who waits for an answer sees for itself whether anybody reads."""
 
@@ -72,10 +75,14 @@ class Remote:
 
     def next_message(self) -> tuple[msg.Message, list[int]]:
         """The next thing to do, waiting for it. A thread that a task left may read it for us."""
+        patience = TIDY_AFTER
         while not self._others:
-            if self._used and not select.select([self._channel], [], [], TIDY_AFTER)[0]:
-                self._used = False  # and not before: the next task may use nothing
+            if self._used and not select.select([self._channel], [], [], patience)[0]:
+                # A thread that a task left may let go of something at any time, and says nothing.
+                self._used = _threads_of_tasks()  # and not before: the next task may use nothing
                 self.tidy()
+                patience = min(2 * patience, LOOK_AFTER)
+                continue
             if self._reading.acquire(timeout=_LOOK_AGAIN):
                 self._read(lambda: bool(self._others))
         return self._others.popleft()
@@ -402,6 +409,11 @@ class Remote:
 def arrived(wires: Sequence[tuple[msg.Wire, int]], descriptors: Sequence[int]) -> list[Payload]:
     """The payloads of a message, with the segments that came beside it."""
     return serialize.from_wires(wires, [Segment.adopt(each) for each in descriptors])
+
+
+def _threads_of_tasks() -> bool:
+    own = sum(each.name.startswith("gpunb-") for each in threading.enumerate())
+    return threading.active_count() > 1 + own
 
 
 def _open(gate: threading.Lock) -> None:

@@ -325,6 +325,22 @@ def test_a_thread_that_still_waits_does_not_take_the_next_task(four, gate):
     assert get(pid.remote()) == process
 
 
+def test_what_a_thread_lets_go_of_late_is_let_go(four, gate):
+    @gpunb.remote
+    def leave_a_thread(refs):
+        def keep(ref):
+            gpunb.get(ref)
+            gate.enter("thread")
+
+        threading.Thread(target=keep, args=(refs[0],), daemon=True).start()
+        gate.await_("thread")
+
+    get(leave_a_thread.remote([gpunb.put("kept")]))
+    time.sleep(0.3)  # the worker has nothing to do, and has looked for what it might let go of
+    assert gpunb.status()["objects"]["objects"] == 1
+    gate.open()
+
+
 def test_the_loops_of_the_cpus_are_lent_and_the_gpus_are_not(four, gate):
     @gpunb.remote(num_gpus=4)
     def outer(gate):

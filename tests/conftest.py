@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +16,10 @@ from tests import sessions
 
 settings.register_profile("busy machines", deadline=None)
 settings.load_profile("busy machines")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in what a shell runs in the background; programs that the tests start would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ LOAD = "%load_ext gpunb"
 WAITS = """\
 %%gpu {share} {options}
 import os, time
+open("{gate}/came-{name}", "w").close()
 while not os.path.exists("{gate}/open"):
     time.sleep(0.01)
 """
@@ -29,9 +30,9 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
 
 
-def waits(gate: Gate, options: str = "--bg", share: str = "0.5") -> str:
+def waits(gate: Gate, options: str = "--bg", share: str = "0.5", name: str = "cell") -> str:
     """A cell that waits at the gate."""
-    return WAITS.format(share=share, options=options, gate=gate.folder)
+    return WAITS.format(share=share, options=options, gate=gate.folder, name=name)
 
 
 TRAIN = """\
@@ -81,13 +82,15 @@ def test_work_is_stopped_from_the_sidebar_and_from_its_cell(
     visit: Callable[..., Page], gate: Gate
 ) -> None:
     """The latter while the cell keeps the kernel; the former with the keyboard alone."""
-    page = visit([LOAD, waits(gate, "--bg -n victim"), waits(gate, ""), waits(gate, "--bg", "2")])
+    stopped = waits(gate, "", name="stopped")
+    page = visit([LOAD, waits(gate, "--bg -n victim"), stopped, waits(gate, "--bg", "2")])
     page.execute(0)
     page.execute(1)
     page.execute(3)
     badge(page, 3, "waits").get_by_role("button").click()
     page.cell(3).locator(".gpunb-badge").wait_for(state="detached")
     page.run(2)
+    gate.await_("stopped")
     badge(page, 2, "GPU 0 (0.5)").get_by_role("button", name="Stop #").click()
     page.done(2)
     # Where it was when it was stopped decides which of them is raised.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gpunb import backend
 from gpunb.core import events as ev
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import kernels
+from gpunb.runtime import doors, kernels
 from gpunb.runtime.picture import INTERVAL, Watch
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ Request: TypeAlias = dict[str, Any]
 
 Answer: TypeAlias = Callable[[dict[str, Any]], object]
 """Takes ``{"ok": True, "value": ...}`` or ``{"ok": False, "error": text}``."""
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Desk:
@@ -108,19 +105,12 @@ class Desk:
 
     def _knock(self) -> None:
         assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except BlockingIOError:
+        sock = doors.accept(self._driver.loop, self._listener)
+        if sock is None:
             return
-        except OSError:  # no descriptor is left: not again at once
-            listener = self._listener.fileno()
-            self._driver.loop.pause(listener, True)
-            self._driver.loop.after(1.0, lambda: self._driver.loop.pause(listener, False))
-            return
-        if len(self._visitors) >= MOST or not _is_ours(sock):
+        if len(self._visitors) >= MOST or doors.peer(sock)[1] not in (os.getuid(), 0):
             sock.close()
             return
-        sock.setblocking(False)
         self._visitors.add(_Visitor(self, self._driver, sock))
 
     def left(self, visitor: _Visitor) -> None:
@@ -302,11 +292,6 @@ def end_of(session: backend.Backend) -> Callable[[], None]:
                 backend.install(None)
 
     return end
-
-
-def _is_ours(sock: socket.socket) -> bool:
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(data)[1] in (os.getuid(), 0)
 
 
 def _ident(request: dict[str, Any], name: str) -> int:

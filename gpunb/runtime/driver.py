@@ -116,11 +116,16 @@ class Driver:
         self.feed(ev.KillRequested(ident, restart))
 
     def check_force(self, obj: ObjectId, force: bool) -> None:
-        """From any thread: raises ValueError if a call of an actor is to be stopped by force."""
+        """From any thread: raises ValueError if a call of an actor is to be stopped by force,
+        also one that is over, if not for long."""
+        if not force:
+            return
         job = self.jobs.get(obj[0])
-        if force and job is not None and job.call.actor:
+        past = self.past.get(obj[0]) if job is None else None
+        if (job is not None and job.call.actor) or (past is not None and past.actor):
+            label = f"#{past.id} {past.name}" if past is not None else job.label if job else ""
             raise ValueError(
-                f"force=True would end the process of the actor of {job.label}: cancel the call "
+                f"force=True would end the process of the actor of {label}: cancel the call "
                 "without it, or end the actor with gpunb.kill"
             )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpunb.backend import Backend
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import heads, kernels
+from gpunb.runtime import doors, heads, kernels
 from gpunb.runtime.clients import Client
 from gpunb.runtime.driver import Driver
 from gpunb.runtime.local import Local
@@ -105,19 +105,12 @@ class Head:
     def _knock(self) -> None:
         assert self._listener is not None
         loop = self._driver.loop
-        try:
-            sock, _ = self._listener.accept()
-        except BlockingIOError:
+        sock = doors.accept(loop, self._listener)
+        if sock is None:
             return
-        except OSError:  # no descriptor is left: not again at once
-            listener = self._listener.fileno()
-            loop.pause(listener, True)
-            loop.after(1.0, lambda: loop.pause(listener, False))
-            return
-        if heads.peer(sock)[1] != os.getuid():
+        if doors.peer(sock)[1] != os.getuid():
             sock.close()
             return
-        sock.setblocking(False)
         self._strangers.add(sock)
         loop.watch(sock.fileno(), lambda: self._hear(sock))
         loop.after(heads.PATIENCE, lambda: self._forget(sock, close=True))

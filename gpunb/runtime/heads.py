@@ -10,14 +10,13 @@ import json
 import os
 import re
 import socket
-import struct
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpunb._version import __version__
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import folder
+from gpunb.runtime import doors, folder
 from gpunb.runtime.kernels import address
 
 DEFAULT = "head"
@@ -35,7 +34,6 @@ KINDS = 256
 RESERVED = ("auto", "local", "ray")
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Running(NamedTuple):
@@ -101,20 +99,13 @@ def connect(name: str) -> tuple[socket.socket, int]:
         sock.settimeout(PATIENCE)
         with address(path_of(name)) as target:
             sock.connect(target)
-        pid, uid = peer(sock)
+        pid, uid = doors.peer(sock)
         if uid != os.getuid():
             raise GpunbError(f"the head process {name!r} belongs to another user (uid {uid})")
     except BaseException:
         sock.close()
         raise
     return sock, pid
-
-
-def peer(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end."""
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(data)
-    return pid, uid
 
 
 def versions() -> dict[str, str]:

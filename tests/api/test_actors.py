@@ -1133,8 +1133,13 @@ def test_cancel_a_coroutine(four, gate):
         with pytest.raises(TaskCancelledError):
             get(ref)
     assert get(actor.logged.remote()) == ["cancelled"]
-    with pytest.raises(ValueError, match="force"):
-        gpunb.cancel(actor.logged.remote(), force=True)
+    gate.open()
+    for ref in (actor.deaf.remote(gate), running, actor.logged.remote()):
+        with pytest.raises(ValueError, match="force"):
+            gpunb.cancel(ref, force=True)
+        gpunb.wait([ref])
+        with pytest.raises(ValueError, match=r"force.*gpunb\.kill"):
+            gpunb.cancel(ref, force=True)
 
 
 def test_a_coroutine_that_ignores_its_cancellation(four, gate):

@@ -143,9 +143,9 @@ def test_cpu_tasks_are_not_looked_at(begin, folder):
     looking = kept._sampler
 
     def rests() -> bool:
-        asked = time.monotonic() - kept._asked_at < 2 * shares.LINGER
-        return not asked and not looking.running
+        return time.monotonic() - kept._asked_at > 2 * shares.LINGER and not looking.running
 
+    eventually(lambda: looking._last, "it was looked for other processes first")
     eventually(rests, "nobody looks any more")
     before = looking._last
     gpunb.get(gpunb.remote(len).remote("abc"))

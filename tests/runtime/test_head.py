@@ -32,7 +32,7 @@ from gpunb.exceptions import (
     TaskCancelledError,
     WorkerCrashedError,
 )
-from gpunb.runtime import folder, heads, relayed, shown
+from gpunb.runtime import doors, folder, heads, relayed, shown
 from gpunb.workers import messages as msg
 from tests.notebook.kernels import Kernel, kernel
 from tests.sessions import ROOT, alive, marked, running
@@ -320,7 +320,7 @@ def test_nobody_else_is_let_in(monkeypatch):
         from gpunb.runtime import head as serving
 
         session = backend.existing()
-        monkeypatch.setattr(heads, "peer", lambda sock: (1, os.getuid() + 1))
+        monkeypatch.setattr(doors, "peer", lambda sock: (1, os.getuid() + 1))
         served = serving.serve(session, "private")
         try:
             with pytest.raises(GpunbError, match="another user"):

@@ -23,6 +23,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG = ("browser", "programs", "notebooks", "packaging", "core/test_machine.py")
+"""What takes minutes."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long ones first: of several processes none is to be left with them when the others end."""
+    here = config.rootpath / "tests"
+    long = [here / each for each in LONG]
+    items.sort(key=lambda item: not any(item.path.is_relative_to(each) for each in long))
+
+
 def pytest_collection_finish() -> None:
     """To look through all that the tests themselves are made of takes a quarter of a second, and
     many tests collect garbage to see that nothing is left."""

@@ -50,7 +50,7 @@ def nothing_is_left():
 
 @pytest.fixture
 def without_memory_files(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("gpunb.linux.has_memory_files", lambda: False)
 
 
 def written(*buffers):
@@ -634,6 +634,6 @@ def test_a_large_view_is_judged_fast():
     with segment:
         view = segment.map()
     assert sum(view[::PAGE]) == 0  # now all its pages are in memory
-    start = time.perf_counter()
+    start = time.thread_time()
     assert untouched(view)
-    assert time.perf_counter() - start < 0.1  # 2.5 ms, and room for a busy machine
+    assert time.thread_time() - start < 0.1  # 2.5 ms, and room for a busy machine

@@ -6,9 +6,13 @@ import contextlib
 import gc
 import os
 import signal
+import sys
+import threading
 import time
+import traceback
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gpunb
@@ -378,6 +382,22 @@ def leftovers() -> dict[str, Any]:
     return {name: each for name, each in found.items() if each}
 
 
+def _doings() -> str:
+    """What the threads of this process and its workers are doing."""
+    frames = sys._current_frames()
+    lines = []
+    for thread in threading.enumerate():
+        stack = traceback.format_stack(frames.get(thread.ident or 0), limit=4)
+        lines.append(f"{thread.name}:\n{''.join(stack)}")
+    for pid, command in sessions.marked().items():
+        with contextlib.suppress(OSError):
+            about = Path(f"/proc/{pid}")
+            state = about.joinpath("stat").read_text().rpartition(")")[2].split()[0]
+            waits = about.joinpath("wchan").read_text()
+            lines.append(f"{pid} is {state} in {waits}: {command}")
+    return "\n".join(lines)
+
+
 def check_idle() -> None:
     """Wait until nothing of the programs is left.
 
@@ -389,7 +409,7 @@ def check_idle() -> None:
     while left := leftovers():
         now = time.monotonic()
         if now > began + PATIENCE:
-            raise Wrong(f"this is left: {left!r:.2000}")
+            raise Wrong(f"this is left: {left!r:.2000}\n{_doings()}")
         if now > collected + 0.05:
             gc.collect()
             collected = now

@@ -15,16 +15,30 @@ NODE_20 := process.exit(Number(process.versions.node.split(".")[0] < 20))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test stress conformance lint bench lab labextension labextension-if-node wheel clean
+.PHONY: help demo docs test test-oldest test-portable stress conformance test-ray lint bench lab labextension \
+    labextension-if-node wheel release-check clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.stamp-demo ## run the quickstart notebook from start to end and print what came out
 	$(RUN) notebooks/run_demo.py $(ARGS)
 
 test: $(VENV)/.stamp-test labextension-if-node ## run the tests; those that need a real GPU skip where there is none
-	$(RUN) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
+	$(RUN) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-portable: $(VENV)/.stamp-test ## run the tests of what works on other systems than Linux too
+	$(RUN) -m pytest tests/core tests/test_exceptions.py tests/test_package.py tests/test_linux.py $(ARGS)
+
+OLDEST := build/oldest
+test-oldest: $(VENV)/.stamp-build ## run the tests with the oldest versions of what gpunb depends on
+	$(VENV)/bin/uv venv --quiet --clear --python $(PYTHON) $(OLDEST)
+	$(VENV)/bin/uv pip install --quiet --compile-bytecode --python $(OLDEST) --resolution lowest-direct \
+	    --requirements pyproject.toml $(addprefix --extra ,demo joblib lab terminal test)
+	$(VENV)/bin/uv pip install --quiet --python $(OLDEST) --no-deps --editable .
+	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pytest \
+	    --numprocesses logical --maxprocesses 4 --dist loadfile tests/core tests/serialize tests/api \
+	    tests/notebook tests/server tests/cli tests/accelerators $(wildcard tests/test_*.py) $(ARGS)
 
 stress: export PROGRAMS ?= $(if $(PROGRAMS_MINUTES),100,50000)
 stress: $(VENV)/.stamp-test ## run 50000 random programs with faults; PROGRAMS=n for n, PROGRAMS_MINUTES=n for so long
@@ -35,6 +49,10 @@ conformance: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the API 
 	GPUNB_CONFORMANCE_BACKEND=head $(RUN) -m pytest tests/conformance/api $(ARGS)
 	GPUNB_CONFORMANCE_BACKEND=ray $(RUN) -m pytest tests/conformance/api $(ARGS)
 
+test-ray: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the Ray backend, on clusters of several nodes on this machine
+	GPUNB_TEST_RAY=1 $(RUN) -m pytest tests/ray $(ARGS)
+	GPUNB_CONFORMANCE_BACKEND=gpunb-on-ray $(RUN) -m pytest tests/conformance/api $(ARGS)
+
 lint: $(VENV)/.stamp-lint ## check style, format, types and layers
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -44,7 +62,13 @@ lint: $(VENV)/.stamp-lint ## check style, format, types and layers
 bench: $(VENV)/.stamp-bench ## measure, and compare with the alternatives that are installed
 	$(RUN) -m benchmarks $(ARGS)
 
-lab: $(VENV)/.stamp-lab $(VENV)/.stamp-demo labextension-if-node ## open the notebooks in JupyterLab, with the extension where there is Node
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.stamp-docs ## build the documentation into build/docs, with every warning as an error
+	$(RUN) docs/tables.py
+	$(RUN) -m mkdocs build --strict $(ARGS)
+	@echo "Open build/docs/index.html, or look at it live: $(VENV)/bin/mkdocs serve"
+
+lab: $(VENV)/.stamp-lab $(VENV)/.stamp-notebooks labextension-if-node ## open the notebooks in JupyterLab, with the extension where there is Node
 	$(RUN) -m jupyterlab $(ARGS) notebooks/
 
 labextension: $(LABEXTENSION)/package.json $(VENV)/.stamp-venv ## build and test the extension for JupyterLab; needs Node 20
@@ -62,7 +86,11 @@ labextension-if-node:
 	else echo "No Node 20 here: the JupyterLab extension is not built, and what needs it is left out"; fi
 
 wheel: $(VENV)/.stamp-build ## make the source distribution and the wheel, with the extension inside; needs Node 20
+	rm -rf dist
 	$(PY) -m build --outdir dist
+
+release-check: wheel $(VENV)/.stamp-test ## make them, install them with each extra, and use what was installed
+	GPUNB_SLOW_TESTS=1 $(RUN) -m pytest tests/packaging $(ARGS)
 
 clean: ## remove caches and outputs; the environment stays (rm -rf .venv starts anew)
 	rm -rf $(LABEXTENSION) labextension/lib labextension/style/view.css tests/browser/screenshots

@@ -22,6 +22,7 @@ TOPICS = (
     "fresh",
     "warm",
     "head",
+    "on_ray",
     "many",
     "actors",
     "data",
@@ -32,6 +33,7 @@ TOPICS = (
     "sampler",
     "gpu",
     "monitor",
+    "browser",
 )
 OUT = Path(__file__).parent / "out"
 

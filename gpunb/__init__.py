@@ -16,6 +16,7 @@ Importing this loads neither IPython nor any GPU library; names are loaded when 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from gpunb._version import __version__
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         get,
         get_actor,
         get_gpu_ids,
+        get_job,
         get_runtime_context,
         init,
         is_initialized,
@@ -66,6 +68,7 @@ __all__ = [
     "get",
     "get_actor",
     "get_gpu_ids",
+    "get_job",
     "get_runtime_context",
     "init",
     "is_initialized",
@@ -90,6 +93,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"gpunb.{name}")
     if name in __all__:
+        if sys.platform == "win32":  # the API cannot even be imported there
+            importlib.import_module("gpunb.linux").check()
         value = getattr(importlib.import_module("gpunb.api"), name)
         globals()[name] = value
         return value

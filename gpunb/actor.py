@@ -410,8 +410,13 @@ def method(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """The handle of the actor that was made under this name.
 
+    Args:
+        name: what ``.options(name=...)`` said.
+        namespace: that one's, if it said one.
+
     Raises:
         ValueError: no actor has it, or not any more.
+        TypeError: not a text.
     """
     if not isinstance(name, str):
         raise TypeError(f"an actor's name is a text, not {name!r}")
@@ -427,6 +432,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     again when the process is gone.
 
     Args:
+        actor: its handle.
         no_restart: False to let it start again, as far as its ``max_restarts`` allows.
 
     Raises:

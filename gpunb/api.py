@@ -34,6 +34,7 @@ __all__ = [
     "get",
     "get_actor",
     "get_gpu_ids",
+    "get_job",
     "get_runtime_context",
     "init",
     "is_initialized",
@@ -65,6 +66,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     Arrays arrive without copies, as private views: they can be written, and nobody else sees it.
 
     Args:
+        refs: one ref, or a list of them.
         timeout: seconds; 0 looks and does not wait.
 
     Raises:
@@ -105,6 +107,11 @@ def wait(
 
     A generator of refs may stand among them: it is ready when its next ref is, or its end.
 
+    Args:
+        refs: a list, each ref once.
+        num_returns: how many to wait for, from 1 to their number.
+        timeout: seconds; 0 looks and does not wait. None waits as long as it takes.
+
     Returns:
         Two lists in the order of `refs`: at most `num_returns` that are ready, and the rest.
 
@@ -143,6 +150,8 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
 
     Args:
         ref: a ref, or the generator of a task's refs.
+        force: kill the process instead of interrupting it.
+        recursive: cancel what the task has submitted, too.
 
     Raises:
         TypeError: neither.
@@ -210,8 +219,9 @@ class RuntimeContext:
         return self._context.attempt
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
-        """Device ids as texts, by resource name."""
-        return {"GPU": [str(each) for each in self._context.gpu_ids]}
+        """Device ids as texts, by resource name: GPUs, and each other kind that there is."""
+        held = (("GPU", self._context.gpu_ids), *self._context.others)
+        return {name: [str(each) for each in ids] for name, ids in held}
 
     def __repr__(self) -> str:
         task = f"task #{self._context.task}" if self._context.task else "the kernel"
@@ -225,19 +235,21 @@ def get_runtime_context() -> RuntimeContext:
 
 
 def cluster_resources() -> dict[str, float]:
-    """All that there is: CPUs, devices, accelerator types, custom resources."""
+    """All that there is: CPUs, devices, accelerator types, custom resources, as in
+    ``{"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 2.0}``."""
     total: dict[str, float] = backend.current().ask("total")
     return total
 
 
 def available_resources() -> dict[str, float]:
-    """What of it is free now."""
+    """What of `cluster_resources()` is free now, under the same names."""
     free: dict[str, float] = backend.current().ask("available")
     return free
 
 
 def status() -> dict[str, Any]:
-    """Devices, running and waiting tasks with the reason why they wait; plain values, for JSON."""
+    """Devices, running and waiting tasks with the reason why they wait: the snapshot that
+    everything shows, in plain values, ready for JSON. Sizes are in bytes, times in seconds."""
     facts: dict[str, Any] = backend.current().ask("status")
     return facts
 
@@ -246,6 +258,20 @@ def monitor() -> Any:
     """The live picture of the session: devices, who holds them, what waits and why. A widget in a
     notebook, else the status as text."""
     return importlib.import_module("gpunb.notebook.monitor").monitor()
+
+
+def get_job(ident: int) -> Any:
+    """The handle of a background cell, as its ``%%gpu --bg`` has returned it: one of this notebook,
+    or one that any kernel has handed in to the head process that this one is attached to.
+
+    Its names are bound here by `wait` and `result`, its output is shown there. That of another
+    kernel's is had from `logs()`.
+
+    Raises:
+        ValueError: there is no such cell.
+        ObjectLostError: what it made is not kept any more.
+    """
+    return importlib.import_module("gpunb.notebook.found").get_job(ident)
 
 
 def timeline() -> Timeline:

@@ -10,9 +10,9 @@ import importlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from gpunb.core.tasks import ActorId, ActorSpec, TaskSpec
+from gpunb.core.tasks import ActorId, ActorSpec, TaskId, TaskSpec
 from gpunb.exceptions import GpunbError
 from gpunb.serialize import Payload
 
@@ -90,6 +90,7 @@ class NewActor:
         max_pending: calls that may wait or run; -1 without limit.
         concurrent: its calls share an event loop, instead of having threads.
         origin: the notebook's cell that asks. Run again, it replaces its actor of that name.
+        settings: what a kernel is to know that finds a session of cells again.
     """
 
     rules: ActorSpec
@@ -101,6 +102,7 @@ class NewActor:
     max_pending: int = -1
     concurrent: bool = False
     origin: str | None = None
+    settings: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ class Context:
     """Where code runs. In a kernel all fields are None or empty.
 
     `actor` has the id of the actor and the pickled description of its class, `restarted` says
-    whether it lost its state before; `cancelled` tells whether the task was cancelled.
+    whether it lost its state before; `cancelled` tells whether the task was cancelled. `others`
+    has the kinds of devices that are no GPUs, and the ids of those that it holds.
     """
 
     task: int | None = None
@@ -127,6 +130,7 @@ class Context:
     actor_name: str | None = None
     restarted: bool = False
     cancelled: Callable[[], bool] | None = None
+    others: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
 
 
 class Backend(Protocol):
@@ -200,6 +204,40 @@ class Backend(Protocol):
         """End all work. Idempotent."""
 
 
+@runtime_checkable
+class Keeper(Protocol):
+    """A backend of several kernels, where background cells and sessions outlive theirs."""
+
+    def kept(self) -> list[dict[str, Any]]:
+        """What kernels that are gone have left: cells to bring home, and sessions."""
+
+    def adopt(self, job: TaskId) -> dict[str, Any]:
+        """What is known of a background cell; the caller holds one reference to its result.
+
+        Raises:
+            ValueError: there is no such cell.
+            ObjectLostError: its result is not kept any more.
+        """
+
+    def brought_home(self, job: TaskId) -> None:
+        """What a background cell made is bound here."""
+
+    def log_of(self, job: TaskId, position: int) -> tuple[bytes, int]:
+        """A portion of what a cell has shown from a position on, and where the next begins; empty
+        at the end.
+
+        Raises:
+            ValueError: nothing is kept of it.
+        """
+
+    def cancel_all(self) -> None:
+        """Stop the caller's own tasks and cells, and no other kernel's."""
+
+    def find_session(self, name: str, sink: Any) -> tuple[ActorId, bytes, dict[str, Any]] | None:
+        """The session of that name that its kernel has left, which is the caller's from now on:
+        its number, its settings, and whose it was. What it shows between cells goes to `sink`."""
+
+
 HOLDERS: dict[type, Callable[[Any], ObjectId]] = {}
 """The types whose instances are references, and what each refers to."""
 
@@ -223,6 +261,7 @@ _start: Callable[[], Backend] | None = None
 _NAMES = {
     "local": "gpunb.runtime.starting:start",
     "head": "gpunb.runtime.attached:attach",
+    "ray": "gpunb.runtime.ray:connect",
 }
 
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class as_completed(Generic[T]):  # noqa: N801 - it is used like the function of that name elsewhere
-    """Yield refs as they become ready (or fail), in ``for`` or ``async for``::
+    """Yield refs as they become ready (or fail), in ``for`` or ``async for``:
 
         for ref in gpunb.as_completed(refs):
             print(gpunb.get(ref))

@@ -30,7 +30,7 @@ def remote(**options: Any) -> Callable[[Any], Any]: ...
 def remote(*args: Any, **options: Any) -> Any:
     """Make a function or a class run in worker processes, on a share of a GPU if it asks for one.
 
-    Use it bare or with options::
+    Use it bare or with options:
 
         @gpunb.remote(num_gpus=0.5)
         def train(rate): ...
@@ -53,12 +53,15 @@ def remote(*args: Any, **options: Any) -> Any:
         accelerator_type: type of the device, such as ``"A100"``, or a list of types in order of
             preference.
         min_memory: beside `num_gpus`: only devices with at least so much memory altogether.
+        ray: more options for Ray, as its own `options()` takes them, such as
+            ``{"scheduling_strategy": "SPREAD"}``; looked at with ``gpunb.init("ray")`` only.
         num_cpus: default 1 for a function, but 0 if it asks for a device, and 0 for a class.
         resources: custom resources by name, and devices of other kinds than GPUs: ``{"TPU": 4}``.
         memory: bytes of host memory, for the reader only.
         name: shown in status and messages; of an actor, the name for `get_actor`.
         runtime_env: ``{"env_vars": {...}}``, variables for the worker.
         caps: False if frameworks need not keep to the task's share of a device.
+        ray: options that only Ray has, as a dict; used on a Ray cluster, and nowhere else.
         num_returns: (function) number of results; the function then returns that many values.
             ``"streaming"``, the default of a generator function, gives an `ObjectRefGenerator`;
             ``"dynamic"`` one ref to a sequence of refs.

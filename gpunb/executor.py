@@ -63,7 +63,7 @@ class _Task(NamedTuple):
 
 
 class Executor(concurrent.futures.Executor):
-    """Run calls in worker processes, each on a share of a GPU if it asks for one::
+    """Run calls in worker processes, each on a share of a GPU if it asks for one:
 
         with gpunb.Executor(num_gpus=0.5) as executor:
             losses = list(executor.map(train, rates))
@@ -73,7 +73,8 @@ class Executor(concurrent.futures.Executor):
 
     Args:
         max_workers: calls that run at the same time; by default as many as the machine has room.
-        initializer: called once in each process, before its first call, with `initargs`.
+        initializer: called once in each process, before its first call.
+        initargs: what it is called with.
         options: of `gpunb.remote`, for each call. With devices each call has a fresh process;
             ``max_calls=0`` keeps processes, and with them what they have imported and loaded.
 

@@ -19,13 +19,23 @@ _DRAWN = 2000
 
 @dataclass(frozen=True, slots=True)
 class CellUse:
-    """What the jobs of one cell took together; `cell` is its number, None for no cell."""
+    """What the jobs of one cell took together.
+
+    Attributes:
+        cell: its number, as in ``In[7]``; None for what no cell has handed in.
+        notebook: the attached notebook that it is in, in a head process; None in a kernel.
+        jobs: how many there were.
+        gpu_seconds: the shares of devices that they had, times the seconds.
+        waited: seconds that they waited, together.
+        peak: bytes that one of them had at most; None if nobody measured.
+    """
 
     cell: int | None
     jobs: int
     gpu_seconds: float
     waited: float
     peak: int | None
+    notebook: str | None = None
 
 
 class Timeline:
@@ -46,29 +56,39 @@ class Timeline:
 
     @property
     def gpu_seconds(self) -> float:
-        """Of the session."""
+        """Of the whole session: the shares of devices that were held, times the seconds."""
         return float(self.totals["gpu_seconds"])
 
     def cells(self) -> list[CellUse]:
         """What each cell took, in their order. The time that a session of cells, or an actor, is
         idle belongs to the cell that started it."""
-        found: dict[int | None, list[Mapping[str, Any]]] = {}
+        found: dict[tuple[str | None, int | None], list[Mapping[str, Any]]] = {}
         for span in self.spans:
-            found.setdefault(span["cell"], []).append(span)
-        return [_use(cell, found[cell], self.spans) for cell in sorted(found, key=_last_without)]
+            found.setdefault((_notebook(span), span["cell"]), []).append(span)
+        return [_use(key, found[key], self.spans) for key in sorted(found, key=_last_without)]
+
+    def notebooks(self) -> dict[str | None, float]:
+        """GPU-seconds of each notebook, by its path: of a head process those of the notebooks that
+        were attached to it, and None for what belongs to none."""
+        found: dict[str | None, float] = {}
+        for use in self.cells():
+            found[use.notebook] = round(found.get(use.notebook, 0.0) + use.gpu_seconds, 3)
+        return found
 
     def to_json(self) -> str:
-        """Everything, as JSON."""
+        """Everything, as a text of JSON."""
         return json.dumps(self._facts)
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """In the Trace Event Format, for chrome://tracing and https://ui.perfetto.dev: a process
-        for each device, and a row for each job that shares it at one time."""
+        for each device, and a row for each job that shares it at one time. Returns the text, and
+        writes it to `path` if there is one."""
         events = list(_trace(self.devices, self.spans, self._facts["time"]))
         return _written(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), path)
 
     def to_svg(self, path: str | os.PathLike[str] | None = None) -> str:
-        """As a picture: time to the right, a lane for each device."""
+        """As a picture: time to the right, a lane for each device. Returns the text, and writes
+        it to `path` if there is one."""
         return _written(_svg(self.devices, self.spans, self._facts["time"]), path)
 
     def __repr__(self) -> str:
@@ -79,7 +99,7 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{'' if use.cell is None else f'In[{use.cell}]'}</td><td>{use.jobs}</td>"
+            f"<tr><td>{html.escape(_place(use))}</td><td>{use.jobs}</td>"
             f"<td>{use.gpu_seconds:.1f}</td><td>{use.waited:.1f}</td>"
             f"<td>{'' if use.peak is None else f'{use.peak / 2**30:.2f} GiB'}</td></tr>"
             for use in self.cells()
@@ -90,24 +110,40 @@ class Timeline:
         return f"<div>{self.to_svg()}<table><tr>{head}</tr>{rows}</table></div>"
 
 
+def _notebook(span: Mapping[str, Any]) -> str | None:
+    client = span.get("client") or {}
+    notebook: str | None = client.get("notebook")
+    return notebook
+
+
+def _place(use: CellUse) -> str:
+    """Such as ``In[7]``, or ``In[7] sweep.ipynb``."""
+    cell = "" if use.cell is None else f"In[{use.cell}]"
+    return f"{cell} {os.path.basename(use.notebook or '')}".strip()
+
+
 def _use(
-    cell: int | None, spans: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]
+    key: tuple[str | None, int | None],
+    spans: Sequence[Mapping[str, Any]],
+    known: Sequence[Mapping[str, Any]],
 ) -> CellUse:
     """Of these spans of a cell. Calls of an actor do not count beside its own life."""
     lives = {each["id"] for each in known if each["kind"] == "actor"}
     own = [each for each in spans if each["actor"] not in lives and each["kind"] != "create"]
     peaks = [each["peak"] for each in spans if each["peak"] is not None]
     return CellUse(
-        cell,
+        key[1],
         sum(each["kind"] != "actor" for each in spans),
         round(sum(each["gpu_seconds"] for each in own), 3),
         round(sum(each["waited"] for each in spans), 3),
         max(peaks, default=None),
+        key[0],
     )
 
 
-def _last_without(cell: int | None) -> tuple[bool, int]:
-    return cell is None, cell or 0
+def _last_without(key: tuple[str | None, int | None]) -> tuple[str, bool, int]:
+    notebook, cell = key
+    return notebook or "", cell is None, cell or 0
 
 
 def _written(text: str, path: str | os.PathLike[str] | None) -> str:
@@ -138,14 +174,25 @@ def bars(device: Any, spans: Sequence[Mapping[str, Any]], now: float) -> list[Ba
     return found
 
 
+def _named(device: Mapping[str, Any]) -> str:
+    return f"{device.get('resource', 'GPU')} {device['id']}"
+
+
+def _bars_on(
+    device: Mapping[str, Any], spans: Sequence[Mapping[str, Any]], now: float
+) -> list[Bar]:
+    """Those of a GPU: spans say what they held of these, by id."""
+    return bars(device["id"], spans, now) if device.get("resource", "GPU") == "GPU" else []
+
+
 def _trace(
     devices: Sequence[Mapping[str, Any]], spans: Sequence[Mapping[str, Any]], now: float
 ) -> Iterator[dict[str, Any]]:
     start = min((each["submitted"] for each in spans), default=now)
     for number, device in enumerate(devices):
-        name = f"GPU {device['id']} {device['type'] or ''}".strip()
+        name = f"{_named(device)} {device['type'] or ''}".strip()
         yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": name}}
-        for span, share, began, ended, row in bars(device["id"], spans, now):
+        for span, share, began, ended, row in _bars_on(device, spans, now):
             yield {
                 "ph": "X",
                 "pid": number,
@@ -180,11 +227,11 @@ def _svg(
     scale = (_WIDTH - _LEFT) / max(0.001, end - start)
     pieces, top = [], 4
     for device in devices:
-        lanes = bars(device["id"], spans, now)
+        lanes = _bars_on(device, spans, now)
         rows = 1 + max((each[-1] for each in lanes), default=0)
         height = rows * _ROW
         pieces.append(
-            f'<text x="0" y="{top + 15}">GPU {html.escape(str(device["id"]))}</text>'
+            f'<text x="0" y="{top + 15}">{html.escape(_named(device))}</text>'
             f'<rect x="{_LEFT}" y="{top}" width="{_WIDTH - _LEFT}" height="{height}" '
             'fill="none" stroke="#8888"/>'
         )

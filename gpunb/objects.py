@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from gpunb import linux
 from gpunb.exceptions import OutOfMemoryError
 
 __all__ = ["Buffer", "Segment", "unnamed_file", "untouched"]
@@ -358,12 +359,12 @@ def _write_some(descriptor: int, batch: list[memoryview], offset: int) -> int:
 
 def _memory_file() -> int:
     """Return a descriptor of an empty file in memory; of an unlinked file where there is none."""
-    if hasattr(os, "memfd_create"):
-        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    if linux.has_memory_files():
+        flags = linux.MFD_CLOEXEC | linux.MFD_ALLOW_SEALING
         # The second try is for machines that forbid memory files which could be executed.
         for extra in (0, _MFD_NOEXEC_SEAL):
             try:
-                return os.memfd_create("gpunb", flags | extra)
+                return linux.memfd_create("gpunb", flags | extra)
             except OSError as error:
                 if error.errno not in {errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EINVAL}:
                     raise
@@ -418,12 +419,8 @@ def _read_only(descriptor: int) -> int:
 
 def _seal(descriptor: int) -> None:
     """Make the file unchangeable for everybody; unlinked files cannot be sealed."""
-    names = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
-    seals = functools.reduce(int.__or__, (getattr(fcntl, name, 0) for name in names))
-    if not seals:
-        return
     try:
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        fcntl.fcntl(descriptor, linux.F_ADD_SEALS, linux.F_SEAL_ALL)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

@@ -25,7 +25,11 @@ DEFAULT_PRELOAD = ("numpy", "IPython")
 
 
 class Session:
-    """What `init` returns: the devices and CPUs in use. Ends with `shutdown()` as a ``with``."""
+    """What `init` returns: the devices and CPUs in use. Ends with `shutdown()` as a ``with``.
+
+    Attributes:
+        notes: what there is to say, such as why there are no devices.
+    """
 
     def __init__(self, machine: Machine, notes: Sequence[str]) -> None:
         self._machine = machine
@@ -95,7 +99,8 @@ def init(
         address: None, or ``"local"``: the scheduler is in this process. ``"auto"`` or a name:
             attach to a head process of this machine, which ``gpunb start --head`` has started;
             the devices are then that one's, and what it was started with holds for all its
-            kernels. Default from the environment variable GPUNB_ADDRESS.
+            kernels. ``"ray"``: join the Ray cluster that runs here, or start one with `num_cpus`,
+            `num_gpus` and `resources`. Default from the environment variable GPUNB_ADDRESS.
         num_cpus: whole number; what this machine, or the cgroup, has by default. GPUNB_NUM_CPUS.
         num_gpus: use the first so many devices; those beyond what exists are logical, in the
             books only. All that exist by default. GPUNB_NUM_GPUS.
@@ -140,6 +145,23 @@ def init(
                 "or pass ignore_reinit_error=True"
             )
         address = _address(address)
+        if address == "ray" or address.startswith("ray://"):
+            _check_attaching(
+                address,
+                None,
+                None,
+                max_gpus,
+                None,
+                simulate,
+                preload,
+                start_method,
+                object_memory,
+                spill,
+                share,
+                caps,
+                mps,
+            )
+            return _join(address, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources)
         if address != "local":
             given = (num_cpus, num_gpus, max_gpus, resources, simulate, preload, start_method)
             _check_attaching(address, *given, object_memory, spill, share, caps, mps)
@@ -213,12 +235,12 @@ def _of_kernel(current: backend.Backend) -> Session:
 def _address(address: str | None) -> str:
     """Where the scheduler is: ``"local"``, ``"auto"`` or a name."""
     address = address or os.environ.get("GPUNB_ADDRESS") or "local"
-    if ":" in address or "/" in address or address == "ray":
+    if (":" in address or "/" in address) and not address.startswith("ray://"):
         raise ValueError(
-            f"address={address!r} is not known: gpunb works on one machine, where 'local' is a "
-            "scheduler in this process and 'auto' or a name is a head process that `gpunb start "
-            "--head` has started. For several machines use Ray, which has the same API: import "
-            "ray instead of gpunb"
+            f"address={address!r} is not known: 'local' is a scheduler in this process, 'auto' or "
+            "a name is a head process of this machine that `gpunb start --head` has started, and "
+            "'ray' is a Ray cluster of any number of machines, the one that runs here or that the "
+            "environment variable RAY_ADDRESS names"
         )
     return address
 
@@ -229,6 +251,12 @@ def _check_attaching(address: str, *given: object) -> None:
     plain = (*[None] * 9, "warn", True, False)
     known = zip((*names.split(), "share", "caps", "mps"), given, plain, strict=True)
     said = [f"{name}={value!r}" for name, value, default in known if value != default]
+    if said and address.partition(":")[0] == "ray":
+        raise ValueError(
+            f"{', '.join(said)} cannot be said with address={address!r}: Ray starts its workers "
+            "and keeps its objects by itself. What ray.init takes can be said to that, before "
+            "gpunb.init('ray')"
+        )
     if said:
         raise ValueError(
             f"{', '.join(said)} cannot be said with address={address!r}: what a head process has "
@@ -244,6 +272,16 @@ def _attach(address: str) -> Session:
         importlib.import_module("gpunb.notebook").attach()
     machine, name, pid = (getattr(current, each) for each in ("machine", "name", "pid"))
     _session = Session(machine, [f"attached to the head process {name!r} (pid {pid})"])
+    return _session
+
+
+def _join(address: str, **settings: object) -> Session:
+    global _session
+    current = backend.load("ray", address=address, **settings)
+    backend.install(current)
+    if "IPython" in sys.modules:
+        importlib.import_module("gpunb.notebook").attach()
+    _session = Session(getattr(current, "machine"), current.ask("notes"))  # noqa: B009 - see Backend
     return _session
 
 

@@ -2,7 +2,7 @@
 // widget and this extension share.
 
 import { execFileSync } from 'node:child_process';
-import { copyFileSync, rmSync } from 'node:fs';
+import { copyFileSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
@@ -23,3 +23,16 @@ execFileSync(
   ],
   { stdio: ['ignore', 'inherit', 'inherit'] }
 );
+
+// The bundler's own runtime is in every bundle, and in no list of modules.
+const licences = here('../gpunb/labextension/static/third-party-licenses.json');
+const found = JSON.parse(readFileSync(licences, 'utf8'));
+const bundler = file => readFileSync(here(`node_modules/@rspack/core/${file}`), 'utf8');
+const { name, version, license } = JSON.parse(bundler('package.json'));
+found.packages.push({
+  name,
+  versionInfo: version,
+  licenseId: license,
+  extractedText: bundler('LICENSE')
+});
+writeFileSync(licences, JSON.stringify(found, null, 2) + '\n');

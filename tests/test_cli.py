@@ -26,8 +26,8 @@ CARD = Device("GPU-1", 0, "NVIDIA A100-SXM4-40GB", "A100", 40 * GiB, "nvidia")
 def machine(monkeypatch):
     """Pretend that this machine has these devices."""
 
-    def pretend(*devices, notes=(), usage=None):
-        found = Detection(devices=devices, notes=notes)
+    def pretend(*devices, notes=(), usage=None, absent=()):
+        found = Detection(devices=devices, notes=notes, absent=absent)
         figures = {each.key: Usage() for each in devices} | (usage or {})
         monkeypatch.setattr(accelerators, "detect", lambda: found)
         monkeypatch.setattr(accelerators, "measure", lambda devices: figures)
@@ -54,10 +54,19 @@ def test_devices_are_listed(machine, capsys):
 
 
 def test_devices_for_programs(machine, capsys):
-    machine(CARD)
+    machine(CARD, absent=("no AMD GPU: /dev/kfd is not there",))
     assert cli.main(["devices", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["devices"][0]["type"] == "A100"
+    assert facts["absent"] == ["no AMD GPU: /dev/kfd is not there"]
+
+
+def test_what_was_looked_for_in_vain_is_said_if_asked_for(machine, capsys):
+    machine(CARD, absent=("no AMD GPU: /dev/kfd is not there",))
+    assert cli.main(["devices"]) == 0
+    assert "AMD" not in capsys.readouterr().out
+    assert cli.main(["devices", "-v"]) == 0
+    assert "not here: no AMD GPU: /dev/kfd is not there\n" in capsys.readouterr().out
 
 
 def test_no_device_is_said(machine, capsys):
@@ -228,9 +237,9 @@ def test_doctor_for_programs(machine, capsys):
 
 def test_doctor_names_a_python_without_the_calls_it_needs(machine, capsys, monkeypatch):
     machine(CARD)
-    monkeypatch.delattr("os.memfd_create")
+    monkeypatch.delattr("os.eventfd")
     assert cli.main(["doctor"]) == 1
-    assert "os.memfd_create" in capsys.readouterr().out
+    assert "os.eventfd" in capsys.readouterr().out
 
 
 def test_a_check_that_fails_itself_holds_up_no_other():
@@ -487,6 +496,28 @@ def test_jupyters_side(place, monkeypatch, tmp_path):
     server, extension = jupyter.extensions(place())
     assert server.level == extension.level == "ok"
     assert "1.2.3" in extension.says
+    page = config / "labconfig" / "page_config.json"
+    page.parent.mkdir()
+    for disabled in ({"gpunb": True}, ["gpunb"]):
+        page.write_text(json.dumps({"disabledExtensions": disabled}))
+        assert "jupyter labextension enable gpunb" in list(jupyter.extensions(place()))[1].cure
+    page.write_text(json.dumps({"disabledExtensions": {"gpunb": False}}))
+    assert list(jupyter.extensions(place()))[1].level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("versions", "told"),
+    [
+        ({"jupyterlab": "3.6.8", "notebook": "6.5.7"}, ["jupyterlab", "notebook"]),
+        ({"jupyterlab": "4.0.0", "notebook": "7.0.0"}, []),
+    ],
+)
+def test_a_jupyterlab_without_the_panel_is_told(place, monkeypatch, versions, told):
+    versions = {"ipykernel": "7.0.0", "ipywidgets": "8.0.0", **versions}
+    monkeypatch.setattr(jupyter, "_version", versions.get)
+    problems = [each for each in jupyter.packages(place()) if each.level == "problem"]
+    assert [each.name for each in problems] == told
+    assert all("too old" in each.says for each in problems)
 
 
 def test_the_extension_that_is_looked_for_is_the_one_there_is():

@@ -25,6 +25,7 @@ PUBLIC = [
     "get",
     "get_actor",
     "get_gpu_ids",
+    "get_job",
     "get_runtime_context",
     "init",
     "is_initialized",

@@ -7,20 +7,26 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from gpunb.accelerators import probing
-from gpunb.accelerators.base import Accelerator
+from gpunb.accelerators.base import Accelerator, Process, Usage
 from gpunb.core.resources import Device
 
 MIB = 1024**2
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 _CHIP = re.compile(r"(?P<bus>[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
 
 
 class _Chip(NamedTuple):
-    """A chip as npu-smi shows it: model, health ("OK" or a warning), address, bytes of memory."""
+    """A chip as npu-smi shows it: model, health ("OK" or a warning), address, bytes of memory,
+    those in use, percent busy, degrees Celsius, and its place ("0/0": NPU and chip)."""
 
     model: str
     health: str
     address: str
     memory: int | None
+    used: int | None
+    busy: int | None
+    heat: int | None
+    place: str
 
 
 class Ascend(Accelerator):
@@ -47,6 +53,20 @@ class Ascend(Accelerator):
             self.notes = (f"the types and memory of the Ascend NPUs are not known: {error}",)
         # The runtime counts what the container has, from 0, whatever the nodes are called.
         return [self._device(id, *each) for id, each in enumerate(zip(nodes, chips, strict=True))]
+
+    def usage(self, devices: Sequence[Device]) -> dict[str, Usage]:
+        usage = super().usage(devices)
+        try:
+            text = probing.ask("npu-smi", "info")
+        except probing.ProbeError:
+            return usage
+        processes = _processes(text)
+        for chip in _chips(text):
+            key = f"ascend:{chip.address}"
+            if key in usage:
+                there = None if processes is None else tuple(processes.get(chip.place, ()))
+                usage[key] = Usage(chip.used, chip.memory, chip.busy, chip.heat, there)
+        return usage
 
     def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
         told = super().health(devices)
@@ -79,9 +99,42 @@ def _chips(text: str) -> list[_Chip]:
         cells = [each.strip() for each in line.strip().strip("|").split("|")]
         where = _CHIP.fullmatch(cells[1]) if len(cells) == 3 else None
         if where and first:
+            npu, model = first[0].split()[0], first[0].split()[-1]
+            # Of its memories the largest; where there is no HBM, its column has zeros.
             sizes = re.findall(r"(\d+)\s*/\s*(\d+)", cells[2])
-            total = max((int(size) for _, size in sizes), default=0)
-            model = first[0].split()[-1]
-            found.append(_Chip(model, first[1], where["bus"].lower(), total * MIB or None))
+            total, used = max(((int(size), int(part)) for part, size in sizes), default=(0, 0))
+            found.append(
+                _Chip(
+                    model,
+                    first[1],
+                    where["bus"].lower(),
+                    total * MIB or None,
+                    used * MIB if total else None,
+                    _figure(cells[2], 0),
+                    _figure(first[2], 1),
+                    f"{npu}/{cells[0].split()[0]}",
+                )
+            )
         first = cells if len(cells) == 3 else []
+    return found
+
+
+def _figure(cell: str, at: int) -> int | None:
+    """One of the figures in a cell ("92.8        46                0    / 0")."""
+    words = cell.split()
+    return round(float(words[at])) if at < len(words) and _NUMBER.fullmatch(words[at]) else None
+
+
+def _processes(text: str) -> dict[str, list[Process]] | None:
+    """Who is on each chip, in the table below that of the chips; None if there is no table."""
+    _, title, table = text.partition("Process id")
+    if not title:
+        return None
+    found: dict[str, list[Process]] = {}
+    for line in table.splitlines():
+        cells = [each.strip() for each in line.strip().strip("|").split("|")]
+        place = cells[0].split()
+        if len(cells) == 4 and len(place) == 2 and cells[1].isdigit():
+            size = int(cells[3]) * MIB if cells[3].isdigit() else None
+            found.setdefault("/".join(place), []).append(Process(int(cells[1]), size))
     return found

@@ -9,10 +9,16 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from gpunb.accelerators import probing
-from gpunb.accelerators.base import Accelerator
+from gpunb.accelerators.base import Accelerator, Usage
 from gpunb.core.resources import Device, parse_size
 
 _QUERY = ("-Q", "index,module_id,bus_id,uuid,name,memory.total", "-f", "csv,noheader")
+_FIGURES = (
+    "-Q",
+    "uuid,bus_id,memory.used,memory.total,utilization.aip,temperature.aip",
+    "-f",
+    "csv,noheader",
+)
 
 
 class Gaudi(Accelerator):
@@ -40,6 +46,20 @@ class Gaudi(Accelerator):
             return [self._device(id, f"gaudi:{path}") for id, path in enumerate(cards)]
         return sorted(found, key=lambda device: device.id)
 
+    def usage(self, devices: Sequence[Device]) -> dict[str, Usage]:
+        usage = super().usage(devices)
+        try:
+            text = probing.ask("hl-smi", *_FIGURES)
+        except probing.ProbeError:
+            return usage
+        for line in text.splitlines():
+            cells = [each.strip() for each in line.split(",")]
+            if len(cells) == 6 and (key := cells[0] or f"gaudi:{cells[1]}") in usage:
+                used, total = (_size(each) for each in cells[2:4])
+                busy, heat = (_leading(each) for each in cells[4:])
+                usage[key] = Usage(used, total, busy, heat)
+        return usage
+
     def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
         """As for any vendor; the driver tells the state of each card, but not its module."""
         told = super().health(devices)
@@ -61,6 +81,18 @@ class Gaudi(Accelerator):
             memory=parse_size(size, "memory") if size else None,
             vendor=self.name,
         )
+
+
+def _size(text: str) -> int | None:
+    """Bytes of "768 MiB"; None for "N/A"."""
+    count = _leading(text)
+    return parse_size(text, "memory") if count else count
+
+
+def _leading(text: str) -> int | None:
+    """The number that a figure with its unit begins with."""
+    first = text.split()[:1]
+    return probing.number(first[0].rstrip("%C")) if first else None
 
 
 def _rows() -> list[tuple[int, str, str, str]]:

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from gpunb.accelerators import probing
-from gpunb.accelerators.base import Accelerator, DetectionError
+from gpunb.accelerators.base import Accelerator, DetectionError, Process, Usage
 from gpunb.core.resources import Device
+
+_DRIVER = "/sys/devices/virtual/neuron_device"
+_UNCORRECTED = ("mem_ecc_uncorrected", "sram_ecc_uncorrected")
 
 
 class Neuron(Accelerator):
@@ -44,6 +47,27 @@ class Neuron(Accelerator):
                 found.append(device)
         return found
 
+    def usage(self, devices: Sequence[Device]) -> dict[str, Usage]:
+        """The bytes that the driver counts for each core, and who neuron-ls says is on it."""
+        usage = super().usage(devices)
+        totals = {device.key: device.memory for device in devices}
+        for chip, core, key in _cores_told():
+            if key in usage:
+                at = chip.get("neuron_device")
+                place = f"{_DRIVER}/neuron{at}/neuron_core{core}/stats/memory_usage"
+                used = probing.number(probing.read(f"{place}/device_mem/present"))
+                usage[key] = Usage(used, totals[key], processes=_processes(chip, core))
+        return usage
+
+    def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
+        told = super().health(devices)
+        for chip, _, key in _cores_told():
+            place = f"{_DRIVER}/neuron{chip.get('neuron_device')}/stats/hardware"
+            counts = [probing.number(probing.read(f"{place}/{name}")) for name in _UNCORRECTED]
+            if key in told and (lost := sum(count or 0 for count in counts)):
+                told[key] = f"{lost} memory errors that could not be corrected: reset the device"
+        return told
+
     def ids_in(self, value: str) -> str:
         """Of "0-3,8" each core."""
         found: list[str] = []
@@ -78,6 +102,41 @@ def _told() -> list[dict[str, Any]]:
 
 
 def _cores(at: int) -> int:
-    place = f"/sys/devices/virtual/neuron_device/neuron{at}"
+    place = f"{_DRIVER}/neuron{at}"
     count = probing.number(probing.read(f"{place}/core_count"))
     return count or len(probing.listed(f"{place}/neuron_core[0-9]*"))
+
+
+def _cores_told() -> list[tuple[dict[str, Any], int, str]]:
+    """Each core that neuron-ls tells of: its device, its place in it, and its key."""
+    try:
+        told = _told()
+    except probing.ProbeError:
+        return []
+    return [
+        (chip, core, f"neuron:{chip.get('bdf') or chip.get('neuron_device')}/{core}")
+        for chip in told
+        for core in range(int(chip.get("nc_count") or 0))
+    ]
+
+
+def _processes(chip: dict[str, Any], core: int) -> tuple[Process, ...] | None:
+    """Who is on the core, if neuron-ls says of each process which cores it has."""
+    told = chip.get("neuron_processes")
+    first = _first_core(chip)
+    if not isinstance(told, list) or first is None:
+        return None
+    found = []
+    for each in told:
+        cores = each.get("neuroncore_ids") if isinstance(each, dict) else None
+        if not isinstance(cores, list) or not isinstance(each.get("pid"), int):
+            return None
+        if first + core in cores:
+            found.append(Process(each["pid"], None))
+    return tuple(found)
+
+
+def _first_core(chip: dict[str, Any]) -> int | None:
+    """The number of the device's first core among those of all devices, which are alike."""
+    at, count = chip.get("neuron_device"), chip.get("nc_count")
+    return at * count if isinstance(at, int) and isinstance(count, int) else None

@@ -1,6 +1,6 @@
 """The tests that every accelerator plug-in should pass, with or without the hardware.
 
-Subclass `AcceleratorSuite` in a test file and say how the plug-in is made; pytest does the rest::
+Subclass `AcceleratorSuite` in a test file and say how the plug-in is made; pytest does the rest:
 
     from gpunb.accelerators.testing import AcceleratorSuite
 

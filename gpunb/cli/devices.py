@@ -12,10 +12,20 @@ from gpunb.core.resources import Device, size_text
 _FACTS = ("id", "key", "name", "type", "memory", "vendor", "logical")
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="also what was looked for and is not here"
+    )
+
+
 def run(options: argparse.Namespace) -> int:
     found = accelerators.detect()
     if options.json:
-        facts = {"devices": [_facts(each) for each in found.devices], "notes": list(found.notes)}
+        facts = {
+            "devices": [_facts(each) for each in found.devices],
+            "notes": list(found.notes),
+            "absent": list(found.absent),
+        }
         print(json.dumps(facts, indent=2))
         return 0
     for device in found.devices:
@@ -24,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
         print("no GPUs")
     for note in found.notes:
         print(f"note: {note}")
+    for line in found.absent if options.verbose else ():
+        print(f"not here: {line}")
     return 0
 
 

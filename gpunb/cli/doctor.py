@@ -18,6 +18,7 @@ CHECKS: tuple[Check, ...] = (
     system.container,
     system.wsl,
     hardware.gpus,
+    hardware.absent,
     hardware.driver,
     hardware.permissions,
     hardware.visibility,

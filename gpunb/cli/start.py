@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from gpunb.core.reasons import describe
+from gpunb import linux
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import heads
+
+if TYPE_CHECKING:
+    import socket
+
+    from gpunb.core.resources import Machine
 
 LAST_LINES = 10
 """Lines of the log that are shown when a head process did not start."""
@@ -48,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if not options.head:
         raise GpunbError("say `gpunb start --head`: there is nothing else to start")
+    linux.check()
     try:
         name = heads.check_name(options.name)
     except ValueError as error:
@@ -139,34 +147,51 @@ def serve(name: str, arguments: str) -> int:
         os._exit(0)  # so that it is nobody's child
     os.set_inheritable(tells, False)
     from gpunb import backend, session
-    from gpunb.runtime import head
+    from gpunb.runtime import listening, starting
     from gpunb.workers import system
 
     system.set_name("gpunb-head")
-    with open(tells, "w", encoding="utf-8") as answer:
+    listening.serving = name
+    listening.end_on_signals()
+    with open(tells, "w", encoding="utf-8") as answer, contextlib.ExitStack() as ends:
+
+        def settled(machine: Machine, notes: Sequence[str]) -> None:
+            """It can be found: kernels that knock now wait until it is there."""
+            sockets.append(listening.listen(name))
+            ends.callback(heads.path_of(name).unlink, missing_ok=True)
+            with contextlib.suppress(GpunbError, OSError):  # the session says so
+                listening.open_desk()
+            json.dump(_facts(name, machine, notes), answer)
+            answer.close()
+
+        sockets: list[socket.socket] = []
+        starting.settled = settled
         try:
-            lock = head.Lock(name)
-            own = session.init("local", **settings)
-            local = head.local(backend.existing())
-            served = head.serve(local, name)
+            ends.callback(listening.Lock(name).release)
+            ends.callback(session.shutdown)
+            session.init("local", **settings)
         except (GpunbError, ValueError, TypeError) as error:
-            session.shutdown()
+            if answer.closed:
+                raise
             json.dump({"error": str(error)}, answer)
             return 1
-        head.end_on_signals()
-        cpus = f"{own.resources.get('CPU', 0):g} CPUs"
-        facts = {
-            "name": name,
-            "pid": os.getpid(),
-            "devices": f"{describe(own.devices)}; {cpus}",
-            "gpus": len(own.devices),
-            "notes": list(own.notes),
-        }
-        json.dump(facts, answer)
-    try:
+        from gpunb.runtime import head
+
+        local = head.local(backend.existing())
+        served = head.serve(local, name, *sockets)
+        ends.callback(served.close)
+        ends.callback(session.shutdown)
         local.join()
-    finally:
-        session.shutdown()
-        served.close()
-        lock.release()
     return 0
+
+
+def _facts(name: str, machine: Machine, notes: Sequence[str]) -> dict[str, Any]:
+    from gpunb.core.reasons import describe
+
+    return {
+        "name": name,
+        "pid": os.getpid(),
+        "devices": f"{describe(machine.devices)}; {machine.totals().get('CPU', 0):g} CPUs",
+        "gpus": len(machine.devices),
+        "notes": list(notes),
+    }

@@ -1,22 +1,37 @@
-"""``gpunb stop``: end a head process with all that runs in it."""
+"""``gpunb stop``: end a head process, if nothing is lost with it or nobody minds."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
 import signal
+import sys
+import time
+from collections.abc import Iterator
 
+from gpunb import linux
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import heads
 
 PATIENCE = 15.0
 """Seconds in which it is to end by itself; then it is killed."""
 
+AGAIN = 0.3
+"""Seconds after which it is asked again whether something would be lost."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="of the head process; needed if several run")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument(
+        "--wait", action="store_true", help="wait until nothing would be lost, then end it"
+    )
+    ways.add_argument(
+        "--force", action="store_true", help="end it with all that runs or is kept in it"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,7 +44,10 @@ def run(options: argparse.Namespace) -> int:
     if len(chosen) > 1:
         raise GpunbError(f"several head processes run, name one: {known}")
     (name, pid) = chosen[0]
-    killed = not _ended(pid)
+    with _watched(pid) as process:
+        if not options.force:
+            _ask(name, wait=options.wait)
+        killed = not _ended(process, pid, force=options.force)
     if options.json:
         print(json.dumps({"name": name, "pid": pid, "killed": killed}))
     else:
@@ -38,22 +56,62 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ended(pid: int) -> bool:
-    """End a process, and wait until it is gone; whether it did so by itself."""
+def _ask(name: str, *, wait: bool) -> None:
+    """Have it end, when nothing would be lost; with `wait` that may take its time.
+
+    Raises:
+        GpunbError: something would be, or it gives no answer.
+    """
+    told: list[str] = []
+    while True:
+        try:
+            lost = heads.may_end(name)
+        except OSError:
+            return  # it is gone
+        except GpunbError as error:
+            raise GpunbError(f"{error}: `gpunb stop {name} --force` ends it all the same") from None
+        if not lost:
+            return
+        if not wait:
+            raise GpunbError(
+                f"with the head process {name!r} would be lost:\n"
+                + "".join(f"  {each}\n" for each in lost)
+                + "Bring cells home with `%gpu wait ID` and end sessions with `%gpu stop NAME` in "
+                f"an attached notebook. `gpunb stop {name} --wait` waits until nothing would be "
+                f"lost, `gpunb stop {name} --force` loses it"
+            )
+        if lost != told:
+            print(f"waiting for {'; '.join(lost)}", file=sys.stderr, flush=True)
+            told = lost
+        time.sleep(AGAIN)
+
+
+@contextlib.contextmanager
+def _watched(pid: int) -> Iterator[int | None]:
+    """What tells of a process's end; None if it is gone."""
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = linux.pidfd_open(pid)
     except ProcessLookupError:
-        return True
+        yield None
+        return
     try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                signal.pidfd_send_signal(descriptor, number)
-            except ProcessLookupError:
-                return True
-            if poll.poll(PATIENCE * 1000):
-                return number == signal.SIGTERM
-        raise GpunbError(f"process {pid} does not end, though it was killed")
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _ended(process: int | None, pid: int, *, force: bool) -> bool:
+    """Wait until it is gone, which it was asked for, unless by `force`; whether it did so by
+    itself."""
+    if process is None:
+        return True
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    for number in (signal.SIGTERM if force else 0, signal.SIGKILL):
+        try:
+            linux.pidfd_send_signal(process, number)
+        except ProcessLookupError:
+            return True
+        if poll.poll(PATIENCE * 1000):
+            return number != signal.SIGKILL
+    raise GpunbError(f"process {pid} does not end, though it was killed")

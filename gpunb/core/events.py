@@ -165,11 +165,13 @@ class OutsideChanged:
 
     `wanted` are the devices of which others wait for a share, so that no idle worker is to keep
     one; `used` those that processes outside gpunb use, to be avoided if there is a choice.
+    `circle` says in words that we and others wait for each other, if that is so.
     """
 
     outside: tuple[Outside, ...] = ()
     wanted: frozenset[str] = frozenset()
     used: frozenset[str] = frozenset()
+    circle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +281,14 @@ class Claim:
     before.
 
     `shares` are totals, with what is held there already; if there are none, nothing is to be left
-    for us, but news is welcome. None: nothing is waited for.
+    for us, but news is welcome. None: nothing is waited for. `lacks` are totals too, of what
+    no end of a task elsewhere will free. `stuck` is what our own actors hold, and our tasks that
+    wait for others: as long as we wait, it is not free.
     """
 
     shares: Shares | None
+    lacks: Shares = ()
+    stuck: Shares = ()
 
 
 Decision: TypeAlias = Run | Interrupt | Retire | Kill | Settle | ActorEnded | Claim | WakeAt

@@ -47,6 +47,7 @@ class Resources:
     runtime_env: Mapping[str, Any] | None = None
     caps: bool | None = None
     min_memory: int | float | str | None = None
+    ray: Mapping[str, Any] | None = None
 
     def updated(self, changes: Mapping[str, Any]) -> Self:
         """These options with changes, checked.
@@ -74,6 +75,8 @@ class Resources:
         environment_of(self.runtime_env)
         if self.caps is not None and not isinstance(self.caps, bool):
             raise TypeError(f"caps must be True or False, not {self.caps!r}")
+        if self.ray is not None and not isinstance(self.ray, Mapping):
+            raise TypeError(f"ray must be a dict of options for Ray, not {self.ray!r}")
 
     def demand(self) -> Demand:
         """What this asks of the machine.
@@ -153,6 +156,7 @@ class Options(Resources):
             timeout=_seconds(self.timeout),
             environment=environment_of(self.runtime_env),
             caps=self.caps is not False,
+            ray=self.ray,
         )
 
 
@@ -203,6 +207,7 @@ class ActorOptions(Resources):
             max_calls=1,
             environment=environment_of(self.runtime_env),
             caps=self.caps is not False,
+            ray=self.ray,
         )
 
     def _default_cpus(self) -> int:

@@ -32,7 +32,7 @@ class Outside:
         self.known = ev.OutsideChanged()
         self.held: dict[int, ev.Outside] = {}
         self.wanted: frozenset[str] = frozenset()
-        self._claimed: Shares | None = None
+        self._claimed: ev.Claim | None = None
 
     # ------------------------------------------------------------------------------------- events
 
@@ -93,9 +93,9 @@ class Outside:
         claim = self._claim() if self.held else None
         if claim != self._claimed:
             self._claimed = claim
-            self._core.decide(ev.Claim(claim))
+            self._core.decide(claim or ev.Claim(None))
 
-    def _claim(self) -> Shares | None:
+    def _claim(self) -> ev.Claim | None:
         """What the first in line should have in total of devices that others hold a part of."""
         core = self._core
         lines = [line for line in core.queue.lines.values() if core.capacity.fit(line.demand).parts]
@@ -107,7 +107,7 @@ class Outside:
         for at, each in self.held.items():
             passing.shift(at, each.units - each.lasting)
             whole.shift(at, each.units)
-        waits = False
+        lacks: Shares | None = None
         for line in lines:
             wanted = self._reserved(line)
             if not wanted:
@@ -115,12 +115,32 @@ class Outside:
                     continue  # it waits for our own
                 place = passing.place(line.demand)
                 if place is None:
-                    waits = waits or whole.place(line.demand) is not None
+                    if lacks is None and (place := whole.place(line.demand)):
+                        lacks = self._lacking(place.shares, whole)
                     continue
                 wanted = self._totals(place.shares, passing)
             if wanted:
-                return wanted
-        return () if waits else None
+                return ev.Claim(wanted, (), self._stuck())
+        return None if lacks is None else ev.Claim((), lacks, self._stuck())
+
+    def _lacking(self, shares: Shares, hope: Capacity) -> Shares:
+        """These shares, where others have a part of the device, with all that we hold there."""
+        wanted = [(key, units, hope.position[key]) for key, units in shares]
+        return tuple(
+            (key, min(UNIT, UNIT - hope.shares[at] + units))
+            for key, units, at in wanted
+            if at in self.held
+        )
+
+    def _stuck(self) -> Shares:
+        """What our own actors hold, and tasks that wait for others."""
+        obtainable = self._core.workforce.obtainable.shares
+        found = []
+        for at, device in enumerate(self._core.machine.devices):
+            outside = self.held[at].lasting if at in self.held else 0
+            if (units := UNIT - obtainable[at] - outside) > 0:
+                found.append((device.key, units))
+        return tuple(found)
 
     def _without_idle(self) -> Capacity:
         """What is free once those have left who are in nobody's way."""
@@ -169,5 +189,8 @@ class Outside:
             each, device = self.held[at], devices[at]
             kind = device.resource or GPU
             found.append(f"{amount(each.units)} of {kind} {device.id} is {each.whose}")
-        more = len(found) - _SHOWN
-        return "; ".join([*found[:_SHOWN], f"so are parts of {more} more"] if more > 0 else found)
+        if (more := len(found) - _SHOWN) > 0:
+            found[_SHOWN:] = [f"so are parts of {more} more"]
+        if found and self.known.circle:
+            found.append(self.known.circle)
+        return "; ".join(found)

@@ -30,7 +30,8 @@ class Kept:
     spare: Allocation
 
 
-NOTHING = Kept(frozenset(), Allocation())
+NO_DEVICES: frozenset[int] = frozenset()
+NOTHING = Kept(NO_DEVICES, Allocation())
 
 
 class Fit(NamedTuple):
@@ -66,7 +67,8 @@ class Capacity:
         self.shares = [UNIT] * len(machine.devices)
         self.cpus = machine.cpus
         self.resources = dict(machine.resources)
-        self.position = {device.key: at for at, device in enumerate(machine.devices)}
+        self._keys = [device.key for device in machine.devices]
+        self.position = {key: at for at, key in enumerate(self._keys)}
         self._fits: dict[Demand, Fit] = {} if fits is None else fits
         self._rooms: dict[frozenset[int], tuple[int, int]] = {}
         self.shunned: frozenset[int] = frozenset()
@@ -139,27 +141,28 @@ class Capacity:
         reason = refusal(demand, replace(self.machine, devices=tuple(left)))
         if reason is None:
             return None
-        gone = [f"GPU {self.machine.devices[at].id} ({why})" for at, why in self.lost.items()]
+        devices = self.machine.devices
+        gone = [f"{devices[at].resource} {devices[at].id} ({why})" for at, why in self.lost.items()]
         return f"{reason}; out of service: {', '.join(gone)}"
 
     def hopeless(self, least: int, cpus: int, avoid: frozenset[int]) -> bool:
         """A quick look that may save `place`: True only if what needs this does not fit now."""
         if cpus and cpus > self.cpus:
             return True
-        if not least:
-            return False
+        return least > self.room(avoid)[least >= UNIT] if least else False
+
+    def room(self, avoid: frozenset[int]) -> tuple[int, int]:
+        """The largest free share beside these devices, and the units on wholly free ones."""
         room = self._rooms.get(avoid)
         if room is None:
-            room = self._rooms[avoid] = self._room(avoid)
-        return least > room[least >= UNIT]
-
-    def _room(self, avoid: Collection[int]) -> tuple[int, int]:
-        """The largest free share, and the units on wholly free devices."""
-        shares = self.shares
-        if avoid or self.lost:
-            out = {*avoid, *self.lost}
-            shares = [share for at, share in enumerate(shares) if at not in out]
-        return max(shares, default=0), shares.count(UNIT) * UNIT
+            shares = self.shares
+            if avoid or self.lost:
+                shares = shares.copy()
+                for at in (*avoid, *self.lost):
+                    shares[at] = 0
+            largest = max(shares) if shares else 0  # below 0 if others hold more than there is
+            room = self._rooms[avoid] = max(largest, 0), shares.count(UNIT) * UNIT
+        return room
 
     def place(self, demand: Demand, kept: Kept = NOTHING, held: Shares = ()) -> Allocation | None:
         """Where the demand fits now beside what is kept, or None. Nothing is taken.
@@ -181,8 +184,8 @@ class Capacity:
                 if chosen is None:
                     return None
                 found += chosen
-            devices = self.machine.devices
-            shares = tuple([(devices[at].key, units) for at, units in sorted(found)])
+            keys = self._keys
+            shares = tuple([(keys[at], units) for at, units in sorted(found)])
         return Allocation(shares, demand.cpus, fit.plain)
 
     def _has(self, wanted: Resources, spare: Allocation) -> bool:
@@ -199,6 +202,8 @@ class Capacity:
             if part.units > budget:
                 return None
             count = part.units // UNIT
+            if shares.count(UNIT) < count:
+                return None
             free = [
                 each
                 for group in part.candidates
@@ -209,12 +214,16 @@ class Capacity:
                 free.sort(key=lambda each: each[0] in shunned)
             return sorted(free[:count]) if len(free) >= count else None
         for group in part.candidates:
-            best, best_rank = None, 3 * UNIT
+            best, least = None, 3 * UNIT
             for each in group:
-                left = shares[each[0]] - each[1]
-                rank = left + 2 * UNIT * (each[0] in shunned)
-                if left >= 0 and rank < best_rank and each[0] not in avoid and each[1] <= budget:
-                    best, best_rank = each, rank
+                at, units = each
+                left = shares[at] - units
+                if left < 0 or at in avoid or units > budget:
+                    continue
+                if at in shunned:
+                    left += 2 * UNIT
+                if left < least:
+                    best, least = each, left
             if best is not None:
                 return [best]
         return None

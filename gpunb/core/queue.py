@@ -10,26 +10,36 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
-from gpunb.core.placement import NOTHING, Capacity, Kept
+from gpunb.core.placement import NO_DEVICES, NOTHING, Capacity, Kept
 from gpunb.core.records import Task
-from gpunb.core.resources import Allocation, Demand
+from gpunb.core.resources import UNIT, Allocation, Demand
 
 
 class Line:
     """Tasks of one demand, first come first served; the first one is always there and queued.
 
-    `stuck` once its head was found not to fit; `least` is the same as in the demand's `Fit`.
+    `stuck` once its head was found not to fit, which has waited long by `ages_at`, and came at
+    its place in the `order` of all tasks. `least` is the same as in the demand's `Fit`, and
+    `whole` says that wholly free devices count.
     """
 
-    __slots__ = ("count", "demand", "least", "stuck", "tasks")
+    __slots__ = ("ages_at", "count", "cpus", "demand", "least", "order", "stuck", "tasks", "whole")
 
     def __init__(self, demand: Demand, least: int) -> None:
         self.demand = demand
-        self.least = least
+        self.cpus = demand.cpus
+        self.expect(least)
         self.tasks: deque[Task] = deque()
         self.count = 0
         self.stuck = False
+        self.order = 0
+        self.ages_at = math.inf
+
+    def expect(self, least: int) -> None:
+        """It takes at least so much."""
+        self.least, self.whole = least, least >= UNIT
 
     def __len__(self) -> int:
         return self.count
@@ -46,8 +56,7 @@ class Reservation:
     kept: Kept
 
 
-def _order(line: Line) -> int:
-    return line.tasks[0].order
+_order = attrgetter("order")
 
 
 class Queue:
@@ -80,16 +89,17 @@ class Queue:
         line.count += 1
         if not front:
             line.tasks.append(task)
+            if line.count == 1:
+                self._headed(line)
             return
         line.tasks.appendleft(task)
-        if line.stuck:
-            line.stuck = False
-            self._open.append(line)
+        self._headed(line)
 
     def put_back(self, task: Task) -> None:
         """Let a task stand again where it stood: behind those that were handed in before it."""
         self.push(task, front=True)
-        tasks = self.lines[task.spec.demand].tasks
+        line = self.lines[task.spec.demand]
+        tasks = line.tasks
         behind = 0
         for at, other in enumerate(tasks):
             if other.state == "queued" and other is not task:
@@ -99,6 +109,15 @@ class Queue:
         if behind:
             tasks.popleft()
             tasks.insert(behind, task)
+            self._headed(line)
+
+    def _headed(self, line: Line) -> None:
+        """Another task is the first of the line, which is worth a look for that."""
+        head = line.tasks[0]
+        line.order, line.ages_at = head.order, head.since + self.age
+        if line.stuck:
+            line.stuck = False
+            self._open.append(line)
 
     def remove(self, task: Task) -> None:
         """Take a task out that starts or is cancelled; the caller has set its new state."""
@@ -113,6 +132,7 @@ class Queue:
         elif tasks[0] is task:
             while tasks[0].state != "queued":
                 tasks.popleft()
+            self._headed(line)
         elif len(tasks) > 64 and line.count * 2 < len(tasks):
             line.tasks = deque(line)
 
@@ -120,8 +140,13 @@ class Queue:
         """Something became free: every line is worth a look."""
         self._all_open = True
 
+    @property
+    def stale(self) -> bool:
+        """Every line is worth a look."""
+        return self._all_open
+
     def ready(self, now: float) -> list[Line]:
-        """The lines worth a look, longest waiting head first; each is to be `passed` in turn."""
+        """The lines worth a look, longest waiting head last; each is to be `passed` in turn."""
         if now >= self._ages_at:
             self._grow_older(now)
         if self._all_open:
@@ -131,19 +156,40 @@ class Queue:
         else:
             return []
         self._open, self._all_open = [], False
-        lines.sort(key=_order)
+        lines.sort(key=_order, reverse=True)
         return lines
+
+    def hopeful(self, lines: list[Line], now: float) -> list[Line]:
+        """These without those that are stuck as before: too large for what is free, and too
+        young for a reservation or too late for one."""
+        reservation, capacity = self.reservation, self._capacity
+        if reservation is None:
+            first, (share, whole) = None, capacity.room(NO_DEVICES)
+        else:
+            first, (share, whole) = reservation.line, capacity.room(reservation.kept.devices)
+        cpus = max(0, capacity.cpus)  # those who went on may have taken more than there are
+        return [
+            line
+            for line in lines
+            if (line.least <= (whole if line.whole else share) and line.cpus <= cpus)
+            or not line.stuck
+            or line is first
+            or (first is None and now >= line.ages_at)
+        ]
 
     def passed(self, line: Line, now: float) -> None:
         """The line was looked at: it is empty, or its head does not fit now."""
         if not line.count:
             return
         line.stuck = True
-        ages_at = line.tasks[0].since + self.age
-        if now < ages_at:
-            self._ages_at = min(self._ages_at, ages_at)
-        elif self.reservation is None and self._obtainable.place(line.demand):
-            self.reservation = self._reservation(line)
+        if now < line.ages_at:
+            self._ages_at = min(self._ages_at, line.ages_at)
+        elif self.reservation is None:
+            least, obtainable = line.least, self._obtainable
+            if not obtainable.hopeless(least, line.cpus, NO_DEVICES) and obtainable.place(
+                line.demand
+            ):
+                self.reservation = self._reservation(line)
 
     def _grow_older(self, now: float) -> None:
         """See who of those that are stuck has waited long enough by now."""
@@ -176,7 +222,7 @@ class Queue:
     def refit(self) -> None:
         """What fits where has changed."""
         for line in self.lines.values():
-            line.least = self._capacity.fit(line.demand).least
+            line.expect(self._capacity.fit(line.demand).least)
         self.drop_reservation()
 
     def drop_reservation(self) -> None:

@@ -12,6 +12,11 @@ from gpunb.core.resources import GPU, UNIT, Demand, Device, Machine, amount, siz
 if TYPE_CHECKING:
     from gpunb.core.placement import Capacity
 
+_NO_GPUS = (
+    "there are no GPUs (`gpunb doctor` says why; gpunb.shutdown() and then gpunb.init(num_gpus=2) "
+    "make logical ones)"
+)
+
 
 def refusal(demand: Demand, machine: Machine) -> str | None:
     """Why this machine can never satisfy the demand, or None if it can."""
@@ -65,14 +70,14 @@ def _device_problems(demand: Demand, machine: Machine) -> Iterable[str]:
     gpus = [device for device in machine.devices if device.resource == GPU]
     others = {device.resource for device in machine.devices} - {GPU}
     if not gpus and demand.wants_device:
-        text = "there are no GPUs (init(num_gpus=N) makes logical ones)"
+        text = _NO_GPUS
         if others:
             name = min(others)
             text += f", but {_whole_machine(machine)}: ask for resources={{{name!r}: 1}}"
         yield text
         return
     if not machine.devices:
-        yield "there are no GPUs (init(num_gpus=N) makes logical ones)"
+        yield _NO_GPUS
         return
     of_type = [
         device

@@ -202,6 +202,8 @@ def parse_amount(value: float, name: str) -> int:
         raise TypeError(f"{name} must be a number, not {value!r} of type {type(value).__name__}")
     if not math.isfinite(_float(value)):
         raise ValueError(f"{name}={value!r} must be a finite number")
+    if hasattr(value, "dtype"):
+        value = float(str(value))  # as it reads: a narrow 0.1 is another number in a wide one
     if value < 0:
         raise ValueError(f"{name}={value!r} must not be negative")
     units = round(value * UNIT)

@@ -17,7 +17,7 @@ from gpunb.core.actors import Actors
 from gpunb.core.deadlines import Deadlines
 from gpunb.core.deadlock import Deadlocks
 from gpunb.core.outside import Outside
-from gpunb.core.queue import Queue
+from gpunb.core.queue import Line, Queue
 from gpunb.core.records import Task, Worker
 from gpunb.core.resources import Demand, Machine
 from gpunb.core.tasks import (
@@ -34,6 +34,9 @@ from gpunb.core.tasks import (
     UpstreamFailed,
 )
 from gpunb.core.workforce import Workforce
+
+_FEW = 3
+"""Lines that are sooner looked at than sifted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,25 +169,39 @@ class Scheduler:
     # ---------------------------------------------------------------------------------- out of it
 
     def _dispatch(self, now: float) -> None:
-        queue, workforce = self.queue, self.workforce
-        capacity, idle = workforce.capacity, workforce.idle
-        # More than one round only if a reservation ended, for those that had to step back for it.
+        queue, idle = self.queue, self.workforce.idle
         while lines := queue.ready(now):
-            for line in lines:
-                least, cpus, news = line.least, line.demand.cpus, not line.stuck
-                while line.count:
-                    kept = queue.kept_from(line)
-                    # Warm workers may hold what the capacity lacks; then only `hire` can tell.
-                    warm = least and idle.warm
-                    if not warm and capacity.hopeless(least, cpus, kept.devices):
-                        break
-                    hired = workforce.hire(line.tasks[0], kept, now)
-                    if hired is None:
-                        break
-                    self._start(line.tasks[0], *hired, now)
+            if not idle.warm:
+                lines = queue.hopeful(lines, now)
+            while lines:
+                line = lines.pop()
+                news = not line.stuck
+                if self._start_from(line, now):
+                    if queue.stale:
+                        break  # a reservation ended: look again at those that stepped back for it
                     news = True
+                    if len(lines) > _FEW and not idle.warm:
+                        lines = queue.hopeful(lines, now)
                 if news or queue.reservation is None:
                     queue.passed(line, now)
+
+    def _start_from(self, line: Line, now: float) -> bool:
+        """Start tasks of the line while there is room; whether there was for any."""
+        queue, workforce = self.queue, self.workforce
+        capacity, idle = workforce.capacity, workforce.idle
+        least, cpus, started = line.least, line.cpus, False
+        while line.count:
+            kept = queue.kept_from(line)
+            # Warm workers may hold what the capacity lacks; then only `hire` can tell.
+            warm = least and idle.warm
+            if not warm and capacity.hopeless(least, cpus, kept.devices):
+                break
+            hired = workforce.hire(line.tasks[0], kept, now)
+            if hired is None:
+                break
+            line.stuck, started = False, True
+            self._start(line.tasks[0], *hired, now)
+        return started
 
     def _start(self, task: Task, worker: Worker, new: bool, now: float) -> None:
         task.state, task.waited = "running", task.since

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpunb.core.resources import Demand
 
@@ -29,6 +30,7 @@ class TaskSpec:
         caps: whether frameworks are told to keep to its share of a device.
         owner: whose task it is, where several kernels share the machine; workers are not reused
             for the task of another.
+        ray: more options for Ray, where the task runs there; not looked at here.
     """
 
     name: str
@@ -40,6 +42,7 @@ class TaskSpec:
     environment: tuple[tuple[str, str], ...] = ()
     caps: bool = True
     owner: int = 0
+    ray: Mapping[str, Any] | None = None
 
     @property
     def fresh(self) -> bool:

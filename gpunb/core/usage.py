@@ -339,7 +339,7 @@ class Book:
 
     def _name(self, key: str) -> str:
         device = self.devices[key]
-        return f"GPU {device.id}"
+        return f"{device.resource} {device.id}"
 
     def _total(self, key: str) -> int | None:
         reading = self.readings.get(key)

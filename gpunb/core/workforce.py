@@ -167,7 +167,7 @@ class Workforce:
         device = self.capacity.machine.devices[at]
         for capacity in (self.capacity, self.obtainable):
             capacity.lose(at, reason)
-        end = Crashed(f"GPU {device.id} was lost: {reason}")
+        end = Crashed(f"{device.resource} {device.id} was lost: {reason}")
         for worker in list(self.workers.values()):
             if device.key in dict(worker.allocation.shares):
                 self.doom(worker, end, now)

@@ -50,7 +50,11 @@ def incoming(
     assert isinstance(ending, Ending)
     kept = [each for each in ending.kept if each[0] != LAST]  # that was shown all the same
     attributes = {n: values.pop(n) for n, v in list(values.items()) if isinstance(v, Attribute)}
-    values.update((name, shipped[given]) for name, given in ending.same.items())
+    for name, given in ending.same.items():
+        if given in shipped:
+            values[name] = shipped[given]
+        elif name not in values and name != LAST:
+            kept.append((name, "it is an object of the notebook that the cell was run in"))
     for name, module in ending.modules.items():
         try:
             values[name] = sys.modules.get(module) or serialize.lazy_module(module)

@@ -14,7 +14,7 @@ from gpunb.core.resources import size_text
 
 if TYPE_CHECKING:
     from gpunb.notebook.arriving import Home
-    from gpunb.notebook.jobs import Job
+    from gpunb.notebook.job import Job
     from gpunb.notebook.late import InCell
 
 _NUMBERS = itertools.count(1)

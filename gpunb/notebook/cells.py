@@ -123,12 +123,14 @@ def conclude(
     outcome: Outcome,
     *,
     interrupted: bool = False,
+    waited_for: bool = False,
     note: Callable[[str], object] | None = None,
 ) -> tuple[Home | None, BaseException | None]:
     """Bind what came home; on the main thread.
 
     Args:
         interrupted: somebody pressed Stop.
+        waited_for: the notebook waits for it, so whoever cancels it presses Stop.
         note: is told what there is to say; by default that goes to standard error.
 
     Returns:
@@ -139,7 +141,7 @@ def conclude(
     if outcome.failed:
         if host is not None:
             host.held.forget(handed.shipment.sent | handed.presumed)
-        return None, _failure(outcome, handed.name, interrupted, host)
+        return None, _failure(outcome, handed.name, interrupted, waited_for, host)
     try:
         home = incoming(handed.shell, outcome.payload, handed.shipment, note or sys.stderr.write)
     except GpunbError as error:
@@ -151,21 +153,31 @@ def conclude(
     raised = _raised(handed.shell, home.ending)
     seconds = handed.request.options.timeout
     if isinstance(raised, KeyboardInterrupt) and not interrupted and seconds:
+        if not _ran_for(handed, seconds):
+            return home, raised
         text = f"{handed.name} ran longer than its timeout of {seconds:g} s and was stopped"
         raised = short(TimeoutError(text))
     return home, raised
 
 
+def _ran_for(handed: HandedIn, seconds: float) -> bool:
+    """Whether it ran that long, as far as that is known."""
+    facts = handed.backend.ask("job", handed.obj[0]) or {}
+    return bool(facts.get("seconds", seconds) > seconds - 0.01)
+
+
 def _failure(
-    outcome: Outcome, name: str, interrupted: bool, host: CellSession | None
+    outcome: Outcome, name: str, interrupted: bool, waited_for: bool, host: CellSession | None
 ) -> BaseException:
     """What to raise for a cell whose worker brought no ending home."""
     try:
         value_of(outcome)
     except (TaskCancelledError, ActorDiedError) as error:
-        if interrupted:
+        if interrupted or (waited_for and isinstance(error, TaskCancelledError)):
             gone = "its worker is gone and its share of the GPU is free again"
-            if host is not None and isinstance(error, ActorDiedError):
+            if host is not None and isinstance(error, TaskCancelledError):
+                gone = f"the session {host.name!r} goes on"
+            elif host is not None:
                 gone = f"the session {host.name!r} is gone, with all that was in it"
             text = f"{name} was stopped; {gone}"
             return dressed(KeyboardInterrupt(text), [f"KeyboardInterrupt: {text}"])

@@ -75,4 +75,6 @@ def _jobs(word: str) -> list[str]:
     jobs = [*facts["running"], *facts["waiting"]]
     if word == "logs":
         jobs += facts["finished"]
-    return [str(each["id"]) for each in jobs]
+    left = current.kept() if isinstance(current, backend.Keeper) else []
+    jobs += [each for each in left if each["state"] != "session"]
+    return [str(each) for each in dict.fromkeys(each["id"] for each in jobs)]

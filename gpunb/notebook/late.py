@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpunb.notebook.capping import Cap
-from gpunb.notebook.log import Log
 from gpunb.notebook.output import Place, Sent, relay
+from gpunb.runtime.log import Item, Log
 from gpunb.serialize import Payload
 
 
@@ -85,7 +85,7 @@ class Kept:
         self.log.add(("show", "failed", content))
 
 
-def replay(shell: Any, log: Log) -> None:
+def replay(shell: Any, log: Iterable[Item]) -> None:
     """Show again what a job has shown, in the running cell; if that is very much, not all text."""
     caps = {"stdout": Cap(), "stderr": Cap()}
     for kind, what, content in log:

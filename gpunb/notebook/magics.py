@@ -82,18 +82,62 @@ class GpuMagics(Magics):
     )
     @argument("-b", "--bg", action="store_true", help="go on at once, and run it meanwhile")
     @argument("-n", "--name", help="name of the job, for status and messages")
-    @argument("-s", "--session", help="run it in this lasting worker, which keeps names and GPUs")
-    @argument("-t", "--type", help="accelerator type, or types in order of preference: A100,V100")
-    @argument("-c", "--cpus", type=float, help="CPUs, by default 0 beside a GPU")
-    @argument("-i", "--in", dest="inputs", help="names to send, instead of those the cell reads")
-    @argument("-o", "--out", dest="outputs", help="names to bring home, instead of all; or 'none'")
-    @argument("--timeout", type=float, help="seconds that the cell may run")
-    @argument("--retries", type=int, default=0, help="further attempts after a crash; default 0")
+    @argument(
+        "-s",
+        "--session",
+        metavar="NAME",
+        help="run it in this lasting worker, which keeps names and GPUs",
+    )
+    @argument(
+        "-t",
+        "--type",
+        metavar="TYPES",
+        help="accelerator type, or types in order of preference: A100,V100",
+    )
+    @argument(
+        "--min-memory", metavar="SIZE", help="how large each GPU must be at least, as in 40GiB"
+    )
+    @argument(
+        "-r",
+        "--resource",
+        action="append",
+        default=[],
+        metavar="NAME=AMOUNT",
+        help="a resource, or devices of another kind: NPU=1, with no GPU beside it unless a share "
+        "is given; may repeat",
+    )
+    @argument("-c", "--cpus", type=float, metavar="N", help="CPUs, by default 0 beside a GPU")
+    @argument(
+        "-i",
+        "--in",
+        dest="inputs",
+        metavar="NAMES",
+        help="names to send, instead of those the cell reads",
+    )
+    @argument(
+        "-o",
+        "--out",
+        dest="outputs",
+        metavar="NAMES",
+        help="names to bring home, instead of all; or 'none'",
+    )
+    @argument("--timeout", type=float, metavar="SECONDS", help="seconds that the cell may run")
+    @argument(
+        "--retries",
+        type=int,
+        default=0,
+        metavar="N",
+        help="further attempts after a crash; default 0",
+    )
     @argument(
         "--no-caps", action="store_true", help="let frameworks take more than the share they got"
     )
     @argument(
-        "--env", action="append", default=[], help="K=V, a variable for the worker; may repeat"
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable for the worker; may repeat",
     )
     @no_var_expand
     @needs_local_scope
@@ -169,8 +213,7 @@ class GpuMagics(Magics):
         assert self.shell is not None
         expanded = _expanded(self.shell, line)
         try:
-            # Not IPython's own way, which keeps quotes.
-            arguments = self.gpu.parser.parse_args(shlex.split(expanded))
+            arguments = _parsed(self.gpu.parser, expanded)
             asked = arguments.share is not None
             options = _options(arguments, self.share)
             session = None
@@ -254,6 +297,14 @@ def _expanded(shell: Any, line: str) -> str:
         return line  # as IPython does: the braces may have been meant
 
 
+def _parsed(parser: Any, line: str) -> Any:
+    words = shlex.split(line)  # not IPython's own way, which keeps quotes
+    try:
+        return parser.parse_args(words)
+    except UsageError as error:
+        raise UsageError(f"%%gpu: {error} (%gpu? lists what there is)") from None
+
+
 def _check_session(arguments: Any) -> None:
     if not arguments.session.isidentifier():
         raise ValueError(f"--session {arguments.session!r} must be a name, like a variable's")
@@ -264,6 +315,9 @@ def _check_session(arguments: Any) -> None:
 def _options(arguments: Any, default: str) -> Options:
     """The same options that the decorator takes."""
     options: dict[str, Any] = {"max_retries": arguments.retries, "max_calls": 1}
+    if arguments.resource:
+        options["resources"] = dict(_amount(each) for each in arguments.resource)
+        default = "0"
     share = default if arguments.share is None else arguments.share
     if _SIZE.match(share):
         options["gpu_memory"] = share
@@ -275,7 +329,12 @@ def _options(arguments: Any, default: str) -> Options:
         options["caps"] = False
     if arguments.env:
         options["runtime_env"] = {"env_vars": dict(_pair(each) for each in arguments.env)}
-    said = {"num_cpus": arguments.cpus, "name": arguments.name, "timeout": arguments.timeout}
+    said = {
+        "num_cpus": arguments.cpus,
+        "name": arguments.name,
+        "timeout": arguments.timeout,
+        "min_memory": arguments.min_memory,
+    }
     options.update((name, value) for name, value in said.items() if value is not None)
     return Options().updated(options)
 
@@ -291,6 +350,17 @@ def _number(text: str) -> float:
             "GPUs, or an amount of memory such as 10GiB"
         )
     return int(number) if number == int(number) else number
+
+
+def _amount(text: str) -> tuple[str, float]:
+    name, equals, amount = text.partition("=")
+    try:
+        number = float(amount)
+    except ValueError:
+        number = math.nan
+    if not equals or not name or not math.isfinite(number):
+        raise ValueError(f"--resource {text!r} must be of the form NAME=AMOUNT, such as NPU=1")
+    return name, number
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 from gpunb.notebook import comms
 from gpunb.notebook.capping import Cap
-from gpunb.notebook.log import Item, Log
 from gpunb.runtime import output
+from gpunb.runtime.log import Item, Log
 from gpunb.runtime.output import Answering
 from gpunb.serialize import Payload
 

@@ -15,11 +15,15 @@ from gpunb import backend
 from gpunb.notebook.arriving import Home
 from gpunb.notebook.cells import HandedIn, Request, conclude, hand_in
 from gpunb.notebook.comms import Blocking
-from gpunb.notebook.log import Item
 from gpunb.notebook.output import DONE, Answer, Foreground, may_ask, relay
+from gpunb.runtime.log import Item
 
 GRACE = 5.0
 """Seconds after Stop that a cell has to end by itself, before its process is killed."""
+
+TICK = 0.5
+"""Seconds that the main thread waits at most before it looks up: a Stop that comes just when it
+begins to wait does not wake it."""
 
 STOP: Item = ("stop", "", {})
 
@@ -57,7 +61,7 @@ def bring(
             current.drop(handed.obj)
             raise
     try:
-        return conclude(handed, outcome, interrupted=interrupted)
+        return conclude(handed, outcome, interrupted=interrupted, waited_for=True)
     finally:  # now what its values refer to is held by these
         current.drop(handed.obj)
 
@@ -130,9 +134,11 @@ def _follow(
     deadline: float | None = None
     while True:
         try:
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-            item = sink.queue.get(timeout=wait)
+            left = TICK if deadline is None else deadline - time.monotonic()
+            item = sink.queue.get(timeout=min(TICK, max(0.0, left)))
         except queue.Empty:
+            if deadline is None or time.monotonic() < deadline:
+                continue
             item = STOP
         if item is DONE:
             return deadline is not None

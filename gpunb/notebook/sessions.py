@@ -69,24 +69,35 @@ class Held:
 class CellSession:
     """A lasting worker for cells."""
 
-    def __init__(self, name: str, options: Options) -> None:
-        """Start it; it waits for its devices like any other work.
+    def __init__(
+        self, name: str, options: Options, current: backend.Backend, actor: ActorId
+    ) -> None:
+        """`options` are those with which it was started."""
+        self.name = name
+        self.options = options
+        self.actor = actor
+        self.held = Held()
+        self._backend = current
+
+    @classmethod
+    def started(cls, name: str, options: Options) -> CellSession:
+        """Start one; it waits for its devices like any other work.
 
         Raises:
             InfeasibleRequestError: this machine can never give what it asks for.
         """
-        self.name = name
-        self.options = options
-        self.held = Held()
         spec = ActorOptions(
             num_cpus=options.num_cpus,
             num_gpus=options.num_gpus,
             gpu_memory=options.gpu_memory,
             accelerator_type=options.accelerator_type,
+            min_memory=options.min_memory,
+            resources=options.resources,
             runtime_env=options.runtime_env,
             caps=options.caps,
         ).spec(f"session {name}")
-        new = NewActor(ActorSpec(), b"", name, SESSIONS, detached=True)
+        settings = pickle.dumps(options)
+        new = NewActor(ActorSpec(), b"", name, SESSIONS, detached=True, settings=settings)
         call = Call(
             spec,
             pickle.dumps(Host),
@@ -97,11 +108,26 @@ class CellSession:
             new=new,
         )
         current = backend.current()
-        ((self.actor, _),) = current.submit(call)
-        current.drop((self.actor, HANDLE))
-        self._backend = current
+        ((actor, _),) = current.submit(call)
+        current.drop((actor, HANDLE))
+        return cls(name, options, current, actor)
 
-    actor: ActorId
+    @classmethod
+    def found(cls, name: str) -> CellSession | None:
+        """The one of that name that another kernel has left in the head process."""
+        current = backend.current()
+        if not isinstance(current, backend.Keeper):
+            return None
+        known = current.find_session(name, output.sink(f"session {name}"))
+        if known is None:
+            return None
+        actor, settings, about = known
+        where = f" of {about['notebook']}" if about.get("notebook") else ""
+        sys.stderr.write(
+            f"gpunb: the session {name!r} goes on, with the names in it, as the kernel"
+            f"{where} (pid {about.get('pid')}) has left it\n"
+        )
+        return cls(name, pickle.loads(settings), current, actor)
 
     @property
     def facts(self) -> Mapping[str, Any] | None:
@@ -136,8 +162,11 @@ class Sessions:
             InfeasibleRequestError: this machine can never give what it asks for.
         """
         with self._lock:
-            found = self._sessions.get(name)
-            if found is not None and found.facts is not None:
+            before = found = self._sessions.get(name)
+            if found is None or found.facts is None:
+                found = CellSession.found(name)
+            if found is not None:
+                self._sessions[name] = found
                 if asked and found.options.demand() != options.demand():
                     raise ValueError(
                         f"the session {name!r} has {found.options.demand()}, and the cell asks "
@@ -145,14 +174,14 @@ class Sessions:
                         f"%gpu stop {name}"
                     )
                 return found
-            if found is not None:
+            if before is not None:
                 sys.stderr.write(
                     f"gpunb: the session {name!r} had ended, with all that was in it; it starts "
                     "anew\n"
                 )
-                options = options if asked else found.options
+                options = options if asked else before.options
                 del self._sessions[name]
-            made = self._sessions[name] = CellSession(name, options)
+            made = self._sessions[name] = CellSession.started(name, options)
             return made
 
     def stop(self, name: str) -> None:
@@ -163,13 +192,27 @@ class Sessions:
         """
         found = self._sessions.pop(name, None)
         if found is None or found.facts is None:
+            found = CellSession.found(name) if backend.existing() is not None else None
+        if found is None:
             known = ", ".join(self.names()) or "there are none"
             raise ValueError(f"no session of cells has the name {name!r} ({known})")
         found.stop()
 
+    def hosting(self, name: str, actor: ActorId) -> CellSession:
+        """The session of that number; one that is another kernel's has only its name here."""
+        for each in self._sessions.values():
+            if each.actor == actor:
+                return each
+        return CellSession(name, Options(), backend.current(), actor)
+
     def names(self) -> list[str]:
         """Of those that are there."""
-        return sorted(name for name, each in self._sessions.items() if each.facts is not None)
+        own = {name for name, each in self._sessions.items() if each.facts is not None}
+        current = backend.existing()
+        left: list[dict[str, Any]] = []
+        if isinstance(current, backend.Keeper):
+            left = current.kept()
+        return sorted(own | {each["session"] for each in left if each["state"] == "session"})
 
     def let_go(self, space: Mapping[str, Any]) -> None:
         """After a cell: keep nothing for them that the notebook does not have any more."""

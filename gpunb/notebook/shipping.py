@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.compilerop import code_name
 from IPython.core.error import UsageError
 
-from gpunb import serialize
+from gpunb import backend, serialize
 from gpunb.notebook import switch
 from gpunb.notebook.names import CellNames, analyse
 from gpunb.notebook.output import request_of
@@ -61,6 +61,16 @@ class Since:
         if name not in self._space or before is None:
             return name in self._space or before is not None
         return before() is not self._space[name] or self._data.has_changed(name)
+
+
+class Always(Since):
+    """For names that are bound whatever the notebook has."""
+
+    def __init__(self) -> None:
+        super().__init__({}, (), {})
+
+    def touched(self, name: str) -> bool:
+        return False
 
 
 def _held_loosely(value: Any) -> Callable[[], Any]:
@@ -172,6 +182,7 @@ def outgoing(
         silent=expression,
         largest=0 if expression else largest,
         autoreload=_autoreload(shell),
+        lasting=late and isinstance(backend.existing(), backend.Keeper),
         request=(request_of(shell).get("header") or {}).get("msg_id", "")
         if hasattr(shell, "kernel")
         else "",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpunb.core.resources import size_text
+from gpunb.notebook.card import seconds
 
 _STYLE = """
 <style>
@@ -25,10 +26,11 @@ FINISHED = 5
 
 class StatusView:
     """What `%gpu` shows: devices with who holds them, actors and sessions of cells, running,
-    waiting and finished jobs."""
+    waiting and finished jobs, and what kernels that are gone have left in a head process."""
 
-    def __init__(self, facts: Mapping[str, Any]) -> None:
+    def __init__(self, facts: Mapping[str, Any], left: Sequence[Mapping[str, Any]] = ()) -> None:
         self.facts = facts
+        self._left = left
 
     def __repr__(self) -> str:
         lines = []
@@ -83,11 +85,16 @@ class StatusView:
                 for job in facts["finished"][:FINISHED]
             ]
             yield ["finished", "job", "on", "took", "ended"], rows
+        if self._left:
+            rows = [[f"#{each['id']}", each["name"], *_left(each)] for each in self._left]
+            yield ["left", "job", "by", "is", "have it with"], rows
 
     def _rest(self) -> list[str]:
         """What has no place in a table."""
         more = self.facts["queued"] - len(self.facts["waiting"])
         said = [f"and {more} more waiting"] if more > 0 else []
+        if not self.facts["devices"]:
+            said += self.facts["notes"]
         return said + [f"warning: {each}" for each in self.facts["warnings"]]
 
 
@@ -152,6 +159,17 @@ def _actor(actor: Mapping[str, Any]) -> list[str]:
         state = running + (f", {actor['waiting']} waiting" if actor["waiting"] else "")
     held = ", ".join(f"GPU {device} ({share:g})" for device, share in actor["gpus"])
     return [f"#{actor['id']}", _actor_name(actor), held or "CPU", state]
+
+
+def _left(cell: Mapping[str, Any]) -> list[str]:
+    """A background cell or a session whose kernel is gone: whose, how it is, and the way to it."""
+    whose = (cell["notebook"] or "a kernel that is gone").rpartition("/")[2]
+    if cell["state"] == "session":
+        return [whose, "there", f"%%gpu --session {cell['session']}"]
+    state = str(cell["state"])
+    if cell["ago"] is not None:
+        state += f", {seconds(cell['ago'])} ago"
+    return [whose, state, f"%gpu wait {cell['id']}"]
 
 
 def _actor_name(actor: Mapping[str, Any]) -> str:

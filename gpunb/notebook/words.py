@@ -13,18 +13,19 @@ from IPython.core.error import UsageError
 
 from gpunb import api, backend, session
 from gpunb.exceptions import GpunbError
-from gpunb.notebook import jobs
+from gpunb.notebook import found, jobs
+from gpunb.notebook.job import Job
 from gpunb.notebook.late import replay
-from gpunb.notebook.log import Log
 from gpunb.notebook.sessions import Sessions
 from gpunb.notebook.view import StatusView
 from gpunb.refs import HEARTBEAT
+from gpunb.runtime.log import Log
 
 HELP = {
-    "ps": "devices and jobs now",
+    "ps": "devices and jobs now, and what kernels have left",
     "top": "the same as a live picture",
-    "wait": "wait for background cells, all by default",
-    "job": "the handle of a background cell",
+    "wait": "wait for background cells and bind their names, all by default",
+    "job": "the handle of a background cell, as of gpunb.get_job",
     "cancel": "stop jobs",
     "logs": "what a job has shown, or its whole text into a file",
     "why": "what a job waits for",
@@ -82,7 +83,9 @@ class Words:
 
     def _status(self, rest: list[str]) -> StatusView:
         _nothing(rest)
-        return StatusView(api.status())
+        current = backend.current()
+        left = current.kept() if isinstance(current, backend.Keeper) else ()
+        return StatusView(api.status(), left)
 
     def _top(self, rest: list[str]) -> Any:
         _nothing(rest)
@@ -95,6 +98,8 @@ class Words:
         waiting = list(chosen)
         while waiting:
             waiting = [job for job in waiting if not job.done()]
+            for job in waiting:
+                book.follow(job)
             if waiting:
                 time.sleep(HEARTBEAT)
         states: dict[str, int] = {}
@@ -107,18 +112,17 @@ class Words:
                 sys.stderr.write(f"gpunb: #{job.id} {job.name} has failed: {text}\n")
         ended = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         sys.stdout.write(f"{ended or 'no background cells run'}\n")
+        if not rest and (left := _left()):
+            sys.stdout.write(f"cells of kernels that are gone: %gpu wait {' '.join(left)}\n")
 
-    def _handle(self, rest: list[str]) -> jobs.Job:
+    def _handle(self, rest: list[str]) -> Job:
         ident = _ids(rest)
         if len(ident) != 1:
             raise ValueError("name one job, as in job = %gpu job 7")
         return self._job(ident[0])
 
-    def _job(self, ident: int) -> jobs.Job:
-        job = jobs.of(self._shell).get(ident)
-        if job is None:
-            raise ValueError(f"#{ident} is no background cell of this notebook")
-        return job
+    def _job(self, ident: int) -> Job:
+        return jobs.of(self._shell).find(ident)
 
     def _cancel(self, rest: list[str]) -> None:
         if not rest:
@@ -149,9 +153,11 @@ class Words:
 
     def _log(self, ident: int) -> Log:
         job, current = jobs.of(self._shell).get(ident), backend.existing()
-        if job is not None:
+        if job is not None and not job.lost:
             return job.log
         log: Log | None = current.ask("log", ident) if current is not None else None
+        if log is None and isinstance(current, backend.Keeper):
+            log = found.log_of(current, ident)
         if log is None:
             raise ValueError(f"nothing is kept of a job #{ident}")
         return log
@@ -188,6 +194,14 @@ def _ids(rest: Iterable[str]) -> list[int]:
     return found
 
 
+def _left() -> list[str]:
+    """The numbers of background cells that kernels which are gone have left."""
+    current = backend.existing()
+    if not isinstance(current, backend.Keeper):
+        return []
+    return [str(each["id"]) for each in current.kept() if each["state"] != "session"]
+
+
 def _facts(ident: int) -> dict[str, Any]:
     current = backend.existing()
     facts: dict[str, Any] | None = current.ask("job", ident) if current is not None else None
@@ -197,7 +211,11 @@ def _facts(ident: int) -> dict[str, Any]:
 
 
 def _cancel_all(current: backend.Backend) -> None:
-    """Cancel all that waits or runs; what hosts actors and sessions of cells goes on."""
+    """Cancel all of this kernel that waits or runs; what hosts actors and sessions of cells goes
+    on."""
+    if isinstance(current, backend.Keeper):
+        current.cancel_all()
+        return
     cancelled: set[int] = set()
     while True:
         facts = current.ask("status")

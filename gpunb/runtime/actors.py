@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunb.backend import SESSIONS, NewActor, Outcome
@@ -122,6 +122,13 @@ class Actors:
                     "gpunb.kill"
                 )
         self._actors[actor.id] = actor
+
+    def move(self, actor: Actor, namespace: str) -> None:
+        """Let it have its name in another namespace, where it is free."""
+        name = actor.new.name or ""
+        self._names.pop((actor.new.namespace, name), None)
+        actor.new = replace(actor.new, namespace=namespace)
+        self._names[namespace, name] = actor
 
     def on(self, worker: WorkerId) -> Actor | None:
         """The actor that a worker is."""

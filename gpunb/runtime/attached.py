@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpunb import linux
 from gpunb.backend import DYNAMIC, HANDLE, STREAMING, Call, Context, ObjectId, Outcome
 from gpunb.core.resources import Machine
-from gpunb.core.tasks import ActorId, TaskSpec
+from gpunb.core.tasks import ActorId, TaskId, TaskSpec
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import heads, numbers, origin
 from gpunb.runtime.connection import Connection
@@ -44,6 +45,7 @@ def attach(address: str) -> Attached:
         ValueError: none of that name runs.
         GpunbError: none runs at all, several do, or it cannot be understood.
     """
+    linux.check()
     there = heads.running()
     names = ", ".join(repr(each.name) for each in there)
     if address == "auto":
@@ -83,7 +85,7 @@ class Attached:
         self.name = name
         self.pid = pid
         self._logs: OrderedDict[int, Any] = OrderedDict()
-        self._said: dict[tuple[Any, ...], tuple[int, TaskSpec, bytes]] = {}
+        self._said: dict[tuple[Any, ...], tuple[int, bool, TaskSpec, bytes]] = {}
         self._watches: dict[int, Watch] = {}
         self._numbers = itertools.count(1)
         self._spare: deque[int] = deque()
@@ -129,14 +131,14 @@ class Attached:
 
     def _submit(self, call: Call, rest: tuple[Any, ...]) -> list[ObjectId]:
         """Hand in a call. What its function's calls have in common is said with the first; the
-        others can only fail with their results, and need no answer if there is a number for them.
-        """
+        others can only fail with their results, but for those of an actor that takes only so many,
+        and need no answer if there is a number for them."""
         payloads = [call.arguments]
         common = call.kind in ("call", "method")
         key = id(call.spec), id(call.code), call.returns, call.retry, call.kind
         known = self._said.get(key) if common else None
         if known is not None:
-            numbered = call.kind == "call" and call.returns != STREAMING
+            numbered = known[1] and call.returns != STREAMING
             ident = self._number() if numbered else None
             if ident is not None:
                 self._connection.check_alive()
@@ -145,17 +147,17 @@ class Attached:
                 count = 1 if call.returns == DYNAMIC else call.returns
                 return [(ident, index) for index in range(count)]
             answer, _ = self._connection.request("submit", (known[0], None, None, *rest), payloads)
-            return [tuple(each) for each in answer]
+            return [tuple(each) for each in answer[0]]
         number = next(self._numbers) if common else 0
         spec = replace(call.spec, owner=self._ident)
         kind = pickle.dumps((spec, call.code, call.returns, call.retry, call.kind, call.held), 5)
         answer, _ = self._connection.request("submit", (number, kind, None, *rest), payloads)
         if common:
             # Only from now on, as others may be faster with theirs. The ids stay those of these.
-            self._said[key] = number, call.spec, call.code
+            self._said[key] = number, answer[1], call.spec, call.code
             if len(self._said) > heads.KINDS:
                 self._said.pop(next(iter(self._said)), None)
-        return [tuple(each) for each in answer]
+        return [tuple(each) for each in answer[0]]
 
     def _number(self) -> int | None:
         """A number for a call, if some were had beforehand: so it is where one call follows the
@@ -241,6 +243,40 @@ class Attached:
 
     def context(self) -> Context:
         return Context()
+
+    def kept(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._connection.request("kept", ())[0]
+        return found
+
+    def adopt(self, job: TaskId) -> dict[str, Any]:
+        with UNDIVIDED:
+            facts: dict[str, Any] = self._connection.request("adopt", (job,))[0]
+        self._granted((job, 0))
+        return facts
+
+    def brought_home(self, job: TaskId) -> None:
+        self._connection.request_later("brought home", (job,))
+
+    def log_of(self, job: TaskId, position: int) -> tuple[bytes, int]:
+        portion, after = self._connection.request("log", (job, position))[0]
+        return portion, after
+
+    def cancel_all(self) -> None:
+        self._connection.request("cancel all", ())
+
+    def find_session(self, name: str, sink: Any) -> tuple[ActorId, bytes, dict[str, Any]] | None:
+        about, found = self._sinks.add(sink), None
+        try:
+            found = self._connection.request("session", (name, about))[0]
+        finally:
+            if found is None:
+                self._sinks.forget(about[0])
+        return None if found is None else (found[0], found[1], found[2])
+
+    @property
+    def left(self) -> bool:
+        """Whether this process has left the head process, which goes on."""
+        return self._connection.closed and not self._connection.lost
 
     def shutdown(self) -> None:
         """Leave the head process; it goes on."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from gpunb.core.resources import UNIT
 
-BOOK = "book-1"
+BOOK = "book-2"
 """The name of the file; another form of the records will have another name."""
 
-RECORD = 4096
-"""Bytes of one record: a page, which a system writes in one piece."""
+RECORD = 16384
+"""Bytes of one record, enough for some 250 devices."""
 
 AGE = 10.0
 """Seconds after which whoever waits is no longer overtaken, not even by small requests."""
@@ -27,8 +27,9 @@ STALE = 20.0
 
 _MAGIC = b"gpn1"
 _HEAD = struct.Struct("<4s16sIIQddH")
-_STAKE = struct.Struct("<QHHHxxd40s")
+_STAKE = struct.Struct("<QHHHHHxxxxxxd40s")
 MOST_STAKES = (RECORD - _HEAD.size) // _STAKE.size
+"""Devices that one session can write down."""
 
 
 def digest(key: str) -> int:
@@ -44,8 +45,9 @@ class Stake:
     """What a session has to do with one device, in units.
 
     `lasting` is the part of `held` that no end of a task frees. `wanted` is what it waits to have
-    in total, with what it holds there already. `since` in seconds of the wall clock; `job` is the
-    last one that was given a share.
+    in total, with what it holds there already; `lacks` the same where no end of a task elsewhere
+    will help. `stuck` is the part of `held` that is not free as long as it waits. `since` in
+    seconds of the wall clock; `job` is the last one that was given a share.
     """
 
     held: int = 0
@@ -53,6 +55,12 @@ class Stake:
     wanted: int = 0
     since: float = 0.0
     job: str = ""
+    lacks: int = 0
+    stuck: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return not (self.held or self.wanted or self.lacks)
 
 
 @dataclass(slots=True)
@@ -80,6 +88,10 @@ class Record:
         stake = self.stakes.get(device)
         return stake.wanted if stake else 0
 
+    def stuck(self, device: int) -> int:
+        stake = self.stakes.get(device)
+        return stake.stuck if stake else 0
+
     def encode(self) -> bytes:
         stakes = sorted(self.stakes.items(), key=lambda each: not each[1].held)[:MOST_STAKES]
         head = _HEAD.pack(
@@ -87,7 +99,14 @@ class Record:
         )
         return head + b"".join(
             _STAKE.pack(
-                device, each.held, each.lasting, each.wanted, each.since, _cut(each.job, 40)
+                device,
+                each.held,
+                each.lasting,
+                each.wanted,
+                each.lacks,
+                each.stuck,
+                each.since,
+                _cut(each.job, 40),
             )
             for device, each in stakes
         )
@@ -107,9 +126,9 @@ def decode(data: bytes, at: int = 0) -> Record | None:
     record = Record(ident, pid, uid, ticket, asked, seen)
     start = at + _HEAD.size
     for offset in range(start, start + count * _STAKE.size, _STAKE.size):
-        device, held, lasting, wanted, since, job = _STAKE.unpack_from(data, offset)
+        device, held, lasting, wanted, lacks, stuck, since, job = _STAKE.unpack_from(data, offset)
         text = job.rstrip(b"\0").decode("utf-8", "replace")
-        record.stakes[device] = Stake(held, lasting, wanted, since, text)
+        record.stakes[device] = Stake(held, lasting, wanted, since, text, lacks, stuck)
     return record
 
 
@@ -173,3 +192,33 @@ def may_take(me: Record, others: Iterable[Record], shares: Mapping[int, int], no
 def next_ticket(everybody: Iterable[Record]) -> int:
     """A ticket behind all others."""
     return 1 + max((each.ticket for each in everybody), default=0)
+
+
+def circle(me: Record, others: Iterable[Record]) -> list[Record]:
+    """The others of a circle in which each waits for what the next has and will not give back as
+    long as it waits itself: those after `me`, in their order. Empty if there is none."""
+    everybody = [me, *others]
+    ways = [[each] for each in _waited_for(me, everybody)]
+    seen = {me.id, *(way[0].id for way in ways)}
+    while ways:
+        way = ways.pop(0)
+        for each in _waited_for(way[-1], everybody):
+            if each is me:
+                return way
+            if each.id not in seen:
+                seen.add(each.id)
+                ways.append([*way, each])
+    return []
+
+
+def _waited_for(waiter: Record, everybody: list[Record]) -> list[Record]:
+    """Who has to give something back before the waiter gets what it waits for, and does not as
+    long as it waits itself."""
+    found = []
+    if waiter.listens:
+        for device, stake in waiter.stakes.items():
+            needs = max(stake.wanted, stake.lacks)
+            stuck = [(each, each.stuck(device)) for each in everybody if each is not waiter]
+            if needs and UNIT - sum(units for _, units in stuck) < needs:
+                found += [each for each, units in stuck if units and each.listens]
+    return found

@@ -2,12 +2,13 @@
 
 It asks for things as a worker does, but runs no task, and the scheduler knows nothing of it. What
 it refers to is let go when it leaves, as with a worker; what it submitted and nobody else wants is
-then stopped.
+then stopped, but for its background cells and sessions.
 """
 
 from __future__ import annotations
 
 import pickle
+import select
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from gpunb.core.resources import Machine
 from gpunb.exceptions import ObjectLostError
 from gpunb.objects import Segment
 from gpunb.runtime import heads, numbers
+from gpunb.runtime.log import Log
 from gpunb.runtime.picture import Watch
 from gpunb.runtime.relayed import Sinks
 from gpunb.runtime.requests import Requests
@@ -87,6 +89,13 @@ class Client(Process):
                 return
             self._said(message, [Segment.adopt(each) for each in descriptors])
 
+    def look(self) -> None:
+        """Hear the rest of what it has said, if it is gone."""
+        ended = select.poll()
+        ended.register(self.channel, 0)  # for the end of the other side alone
+        while not self.gone and ended.poll(0):
+            self._stirs()
+
     def _said(self, message: msg.Message, segments: list[Segment]) -> None:
         store = self.driver.store
         match message:
@@ -126,21 +135,27 @@ class Client(Process):
             watch.stop()
         driver.store.forget(-self.ident)
         for job in list(driver.jobs.values()):
-            if job.owner is not self or job.call.new is not None:
+            if job.owner is not self or job.call.new is not None or driver.kept.keeps(job):
                 continue
             if not any(map(driver.store.wanted, job.handed_out)):
                 force = not job.call.actor
                 driver.feed(ev.CancelRequested(job.id, force, recursive=True))
         for actor in driver.actors:
-            own = actor.new.namespace == self.sessions
-            if actor.owner is self and (own or not driver.store.wanted((actor.id, HANDLE))):
+            if actor.owner is self and not driver.store.wanted((actor.id, HANDLE)):
                 driver.kill(actor.id, restart=False)
+        driver.kept.left(self)
         driver.feed(ev.ReleaseRequested(self.ident))
         self._left(self)
 
+    def cancel_all(self) -> None:
+        """Stop all tasks of it, but no actors."""
+        for job in list(self.driver.jobs.values()):
+            if job.owner is self and job.call.new is None:
+                self.driver.feed(ev.CancelRequested(job.id, force=False, recursive=True))
+
     @property
     def sessions(self) -> str:
-        """The namespace of its sessions of cells, which no other kernel can use."""
+        """The namespace of its sessions of cells, which no other kernel can use meanwhile."""
         return f"{SESSIONS}{self.ident}"
 
 
@@ -166,6 +181,8 @@ class ClientRequests(Requests):
                 self._reply(process, request, (client.ident, pickle.dumps(machine, 5)))
             case "fetch" | "wait":
                 self._check(request.arguments[0])
+                if request.verb == "fetch":
+                    driver.kept.fetched(client, request.arguments[0])
                 super()._answer(process, request, payloads)
             case "watch" | "take":
                 self._check(request.arguments)
@@ -190,12 +207,32 @@ class ClientRequests(Requests):
                 )
             case "picture":
                 self._picture(*request.arguments)
+            case "kept" | "adopt" | "brought home" | "log" | "session" | "cancel all":
+                self._reply(process, request, self._of_kernels(request))
             case "unwatch":
                 watch = client.watches.pop(request.arguments[0], None)
                 if watch is not None:
                     watch.stop()
             case _:
                 super()._answer(process, request, payloads)
+
+    def _of_kernels(self, request: msg.Request) -> Any:
+        """What matters where there are several, some of which are gone."""
+        client, kept = self._client, self._driver.kept
+        match request.verb:
+            case "cancel all":
+                return client.cancel_all()
+            case "kept":
+                return kept.facts()
+            case "adopt":
+                return kept.adopt(client, *request.arguments)
+            case "brought home":
+                return kept.brought_home(client, *request.arguments)
+            case "log":
+                return kept.log(*request.arguments)
+            case _:
+                name, about = request.arguments
+                return kept.session(client, name, client.sinks.sink(*about))
 
     def _check(self, objects: Sequence[ObjectId]) -> None:
         """Raises ObjectLostError for one that the client has no reference to."""
@@ -213,6 +250,9 @@ class ClientRequests(Requests):
             client.surroundings = Surroundings(*surroundings)
         sink = client.sinks.sink(*about) if about is not None else None
         spec, code, returns, retry, what, held = self._kind(number, kind)
+        lasts = what == "cell" and sink is not None and sink.background
+        if lasts and sink is not None:
+            sink.log = Log()
         try:
             made = self._own(pickle.loads(new)) if new is not None else None
             call = Call(
@@ -220,6 +260,8 @@ class ClientRequests(Requests):
             )
             self._check(call.needed())
             job = self._hand_in(process, request, call, client, ident)
+            if job is not None and lasts:
+                self._driver.kept.add(job, client)
         except Exception as error:
             if sink is not None:
                 sink.end()
@@ -229,6 +271,11 @@ class ClientRequests(Requests):
             return
         if sink is not None and job is None:
             sink.end()  # there was such an actor already
+
+    def _answer_of(self, call: Call, results: list[ObjectId]) -> Any:
+        """With whether further calls of the same may be handed in without an answer."""
+        actor = self._driver.actors.get(call.actor) if call.actor else None
+        return results, actor is None or actor.new.max_pending < 0
 
     def _kind(self, number: int, kind: bytes | None) -> tuple[Any, ...]:
         """What the calls of one function have in common, which is said with the first of them."""

@@ -156,6 +156,11 @@ class Connection:
                 self.loop.post(item)
 
     @property
+    def lost(self) -> bool:
+        """Whether the head process cannot be reached any more."""
+        return self._failure is not None
+
+    @property
     def alive(self) -> bool:
         """Whether anything can be asked."""
         return self._failure is None and not self.closed

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gpunb import backend
 from gpunb.core import events as ev
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import doors, kernels
+from gpunb.runtime import doors, listening
 from gpunb.runtime.picture import INTERVAL, Watch
 
 if TYPE_CHECKING:
@@ -66,19 +66,7 @@ class Desk:
     def open(self) -> None:
         """Listen. A session goes without, and says so, where that is impossible."""
         try:
-            path = kernels.path_of(os.getpid())
-            new = path.with_name(f".{path.name}")
-            new.unlink(missing_ok=True)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            try:
-                with kernels.address(new) as address:
-                    listener.bind(address)
-                os.chmod(new, 0o600)
-                listener.listen(16)
-                new.rename(path)  # not before somebody listens, or it would look abandoned
-            except OSError:
-                listener.close()
-                raise
+            listener, path = listening.desk()
         except (GpunbError, OSError) as error:
             self.problem = f"other processes cannot look at this session: {error}"
             return

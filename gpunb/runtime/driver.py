@@ -24,6 +24,7 @@ from gpunb.runtime.desk import Desk
 from gpunb.runtime.endings import memory_was_short
 from gpunb.runtime.facts import Facts
 from gpunb.runtime.jobs import HISTORY, Job, Owner, Past, Wait
+from gpunb.runtime.kept import Kept
 from gpunb.runtime.leases import Leases
 from gpunb.runtime.ledger import Ledger
 from gpunb.runtime.output import Sink
@@ -74,6 +75,7 @@ class Driver:
         self.picture = Picture(self)
         self.sampler = Shares(self, policy=share)
         self.desk: Desk | None = None
+        self.kept = Kept(self)
         self.leases = Leases(self)
         self.requests = Requests(self)
         self._setups = setups
@@ -291,7 +293,7 @@ class Driver:
             case ev.ActorEnded():
                 self.actor_ended(decision.actor, decision.outcome)
             case ev.Claim():
-                self.leases.claim(decision.shares)
+                self.leases.claim(decision)
             case _:
                 assert_never(decision)
 

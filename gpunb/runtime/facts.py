@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,10 +11,11 @@ from gpunb.core.resources import GPU, UNIT, Shares
 from gpunb.core.shares import hint
 from gpunb.core.snapshot import VERSION, available, snapshot, why
 from gpunb.core.tasks import TaskId
-from gpunb.runtime import origin
+from gpunb.runtime import listening, origin
 from gpunb.runtime.trends import Trends
 
 if TYPE_CHECKING:
+    from gpunb.runtime.actors import Actor
     from gpunb.runtime.driver import Driver
     from gpunb.runtime.jobs import Job, Past
 
@@ -26,7 +25,7 @@ FINISHED = 50
 _USAGE = ("memory_used", "memory_total", "utilization", "temperature")
 _MEMORY = ("now", "peak")
 _OTHER = ("pid", "user", "notebook", "job", "share", "memory", "since", "kind")
-_KERNEL = re.compile(r"kernel-([^/\s]+)\.json")
+_CLIENT = ("pid", "user", "notebook", "kernel")
 
 
 class Facts:
@@ -135,6 +134,7 @@ class Facts:
             "kind": past.kind,
             "actor": past.actor,
             **_place(past.place),
+            "client": _client(past.client),
             "background": past.background,
             "held": self.pairs(past.held),
             "waited": round(past.waited, 3),
@@ -161,6 +161,7 @@ class Facts:
         facts["kind"] = job.call.kind if job is not None else "call"
         facts["actor"] = (job.call.actor or None) if job is not None else None
         facts.update(_place(job.place if job is not None else None))
+        facts["client"] = _client(_about(job))
         facts["background"] = job is not None and job.background
         facts["waited"] = round(job.waited, 3) if job is not None else 0.0
         facts["memory"] = self._memory(facts["id"], _held(job))
@@ -175,6 +176,7 @@ class Facts:
         )
         facts["kind"] = "session" if known.get("session") else "actor"
         facts.update(_place(actor.place if actor is not None else None))
+        facts["client"] = _client(_about(actor))
         facts["memory"] = self._memory(facts["id"], actor.held if actor is not None else ())
 
     def _memory(self, ident: TaskId, held: Shares) -> dict[str, Any]:
@@ -232,8 +234,15 @@ def _place(place: tuple[int, str | None] | None) -> dict[str, Any]:
     return {"cell": number, "cell_id": name}
 
 
+def _about(what: Job | Actor | None) -> Mapping[str, Any] | None:
+    return what.owner.about if what is not None and what.owner is not None else None
+
+
+def _client(about: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Of an attached kernel as much as others need to know."""
+    return None if about is None else {name: about.get(name) for name in _CLIENT}
+
+
 def _session() -> dict[str, Any]:
-    """What there is to say of this process; `kernel` is its id at a Jupyter server, `head` its name
-    if it is a head process."""
-    kernel = _KERNEL.search(" ".join(sys.argv))
-    return {**origin.about(), "kernel": kernel.group(1) if kernel else None, "head": None}
+    """What there is to say of this process; `head` is its name if it is a head process."""
+    return {**origin.about(), "head": listening.serving}

@@ -7,103 +7,50 @@ the same user knock; what they ask for is the business of `clients`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
 import signal
 import socket
-from pathlib import Path
 
 from gpunb.backend import Backend
-from gpunb.exceptions import GpunbError
-from gpunb.runtime import doors, heads, kernels
+from gpunb.runtime import doors, heads, listening
 from gpunb.runtime.clients import Client
 from gpunb.runtime.driver import Driver
 from gpunb.runtime.local import Local
 from gpunb.workers.channel import Channel
 
-_BACKLOG = 64
-
-
-class Lock:
-    """Held by the head process of a name as long as it lives."""
-
-    def __init__(self, name: str) -> None:
-        """Have the name.
-
-        Raises:
-            GpunbError: another one has it.
-        """
-        path = heads.path_of(name, "lock")
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            pid = heads.pid_of(name)
-            known = "is starting or ending" if pid is None else f"runs already, as process {pid}"
-            raise GpunbError(
-                f"the head process {name!r} {known}: attach with gpunb.init({name!r}), or end it "
-                f"with `gpunb stop {name}`"
-            ) from None
-
-    def release(self) -> None:
-        """Let another one have it."""
-        os.close(self._file)
+_TOLD = 50
+"""Things that would be lost with a head process, of which whoever ends it is told."""
 
 
 class Head:
     """Lets kernels in; on the loop's thread, but for what says otherwise."""
 
-    def __init__(self, driver: Driver, name: str) -> None:
+    def __init__(self, driver: Driver, name: str, listener: socket.socket) -> None:
         self._driver = driver
         self._name = name
-        self._path: Path | None = None
-        self._listener: socket.socket | None = None
+        self._path = heads.path_of(name)
+        self._listener = listener
         self._idents = itertools.count(1)
-        self._clients: set[Client] = set()
+        self._clients = driver.kept.clients
         self._strangers: set[socket.socket] = set()
-
-    def listen(self) -> None:
-        """Have the socket; from any thread, before `open`. Who knocks waits until then.
-
-        Raises:
-            GpunbError: there can be none.
-        """
-        path = heads.path_of(self._name)
-        kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
-        listener = socket.socket(socket.AF_UNIX, kind)
-        try:
-            path.unlink(missing_ok=True)  # of one that was killed: the name is locked
-            with kernels.address(path) as target:
-                listener.bind(target)
-            os.chmod(path, 0o600)
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise GpunbError(f"nobody can attach through {path}: {error.strerror}") from error
-        self._listener, self._path = listener, path
 
     def open(self) -> None:
         """Let kernels in."""
-        assert self._listener is not None
         self._driver.facts.session["head"] = self._name
         self._driver.loop.watch(self._listener.fileno(), self._knock)
 
     def close(self) -> None:
         """Let nobody in any more, and send all away; from any thread, after the loop's end."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-        if self._listener is not None:
-            self._listener.close()
+        self._path.unlink(missing_ok=True)
+        self._listener.close()
         for client in self._clients:
             client.channel.close()
         for sock in self._strangers:
             sock.close()
 
     def _knock(self) -> None:
-        assert self._listener is not None
         loop = self._driver.loop
         sock = doors.accept(loop, self._listener)
         if sock is None:
@@ -138,6 +85,9 @@ class Head:
         except ValueError:
             asked = None
         problem = heads.mismatch(asked)
+        if problem is None and "end" in asked:
+            self._end(sock)
+            return
         error = f"the head process {self._name!r} cannot be attached to: {problem}"
         with contextlib.suppress(OSError):
             answer = {"ok": True} if problem is None else {"ok": False, "error": error}
@@ -150,15 +100,25 @@ class Head:
             client = Client(self._driver, Channel(sock), ident, about, self._clients.discard)
             self._clients.add(client)
 
+    def _end(self, sock: socket.socket) -> None:
+        """Somebody asks it to end, unless something would be lost."""
+        lost = self._driver.kept.losses()
+        more = len(lost) - _TOLD
+        said = [*lost[:_TOLD], f"and {more} more"] if more > 0 else lost
+        with contextlib.suppress(OSError):
+            sock.send(json.dumps({"lost": said}).encode())
+        self._forget(sock, close=True)
+        if not lost:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-def serve(session: Local, name: str) -> Head:
-    """Let kernels attach to a session of this process; at once when this returns.
+
+def serve(session: Local, name: str, listener: socket.socket | None = None) -> Head:
+    """Let kernels attach to a session of this process, through the socket of that name.
 
     Raises:
         GpunbError: there can be no socket.
     """
-    head = Head(session.driver, name)
-    head.listen()
+    head = Head(session.driver, name, listener or listening.listen(name))
     session.end = f"the head process {name!r} was stopped"
     session.loop.post((head.open,))
     return head
@@ -168,13 +128,3 @@ def local(session: Backend | None) -> Local:
     """The session of this process, which is one of its own."""
     assert isinstance(session, Local)
     return session
-
-
-def end_on_signals() -> None:
-    """Have the process end in order when it is asked to."""
-
-    def end(*_: object) -> None:
-        raise SystemExit(0)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, end)

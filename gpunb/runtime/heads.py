@@ -140,3 +140,24 @@ def introduce(sock: socket.socket, about: dict[str, Any]) -> None:
     answer = json.loads(said)
     if not answer.get("ok"):
         raise GpunbError(str(answer.get("error")))
+
+
+def may_end(name: str) -> list[str]:
+    """Have a head process end, unless something would be lost with it: what that is.
+
+    Raises:
+        GpunbError: it does not answer, or does not understand.
+        OSError: it is gone.
+    """
+    sock, pid = connect(name)
+    with sock:
+        try:
+            sock.send(json.dumps({**versions(), "end": True}).encode())
+            said = json.loads(sock.recv(LONGEST) or b"{}")
+        except (OSError, ValueError):
+            said = {}
+    if "lost" not in said:
+        why = said.get("error") or f"the head process {name!r} (pid {pid}) gave no answer"
+        raise GpunbError(str(why))
+    lost: list[str] = said["lost"]
+    return lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -26,9 +27,11 @@ class Owner(Protocol):
     Attributes:
         ident: as in `TaskSpec`.
         surroundings: of its process, which its workers share.
+        about: what it has said of itself.
     """
 
     ident: int
+    about: Mapping[str, Any]
     surroundings: Surroundings
 
 
@@ -144,6 +147,7 @@ class Past:
     ended: float = 0.0
     worker: WorkerId | None = None
     peak: int | None = None
+    client: Mapping[str, Any] | None = None
 
     def facts(self) -> dict[str, Any]:
         return {

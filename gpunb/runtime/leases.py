@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunb.core import events as ev
@@ -16,6 +17,7 @@ from gpunb.core.sightings import Seen
 from gpunb.core.tasks import WorkerId
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import origin
+from gpunb.runtime.book import MOST_STAKES
 from gpunb.runtime.ledger import VARIABLE, Busy, Ledger, View, ledger_folder
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 SIGN = 5.0
 """Seconds between two signs that we still wait."""
+
+GLANCE = 0.02
+"""Seconds that the first task with a device waits to hear who else uses it. Its worker has to
+boot meanwhile."""
 
 _RETRY = 0.05
 _HELD_UP = "held up: a process that was stopped has the ledger of leases locked"
@@ -48,7 +54,9 @@ class Leases:
         self._shared: frozenset[str] = frozenset()
         self._held: dict[WorkerId, tuple[dict[str, int], bool]] = {}
         self._said = ev.OutsideChanged()
-        self._claim: Shares | None = None
+        self._claim: ev.Claim | None = None
+        self._warned = ""
+        self._glanced = False
         self._peers: dict[bytes, int] = {}
         self._ticking = False
         self._retrying = False
@@ -57,6 +65,7 @@ class Leases:
         """Have a part in the ledger, if there are devices to share. A session goes without, and
         says so, where that is impossible."""
         keys = shared(machine)
+        keys, beyond = keys[:MOST_STAKES], keys[MOST_STAKES:]
         if not keys:
             return
         try:
@@ -68,6 +77,12 @@ class Leases:
             )
             return
         self._shared = frozenset(keys)
+        if beyond:
+            self.problem = (
+                f"other sessions know of {len(keys)} of this one's devices, the most that the "
+                f"ledger of leases has room for, and may use the other {len(beyond)} too: leave "
+                "some to each by init(num_gpus=...) or the visibility variable"
+            )
 
     @property
     def kept(self) -> int | None:
@@ -103,6 +118,9 @@ class Leases:
         shares = {key: units for key, units in run.allocation.shares if key in self._shared}
         if not shares:
             return True
+        if not self._glanced and self._finds_used(shares):
+            self._driver.feed(ev.LeaseRefused(run.worker))
+            return False
         try:
             if self.ledger.take(shares, lasting=lasting, job=name):
                 self._held[run.worker] = shares, lasting
@@ -115,6 +133,13 @@ class Leases:
             self._held_up(shares)
         self._driver.feed(ev.LeaseRefused(run.worker))
         return False
+
+    def _finds_used(self, shares: Mapping[str, int]) -> bool:
+        """Whether a first look finds that processes outside gpunb use one of these."""
+        self._glanced = True
+        before = self._said.used
+        self._driver.sampler.glance(GLANCE)
+        return not shares.keys().isdisjoint(self._said.used - before)
 
     def gone(self, worker: WorkerId) -> None:
         """A worker's process is gone, and what it held is anybody's."""
@@ -138,7 +163,7 @@ class Leases:
         known = {each.device: each for each in self._said.outside}
         for key in shares:
             known[key] = ev.Outside(key, UNIT - self._own(key), whose=_HELD_UP)
-        self._say(ev.OutsideChanged(tuple(known.values()), self._said.wanted, self._said.used))
+        self._say(replace(self._said, outside=tuple(known.values())))
         self._later()
 
     def _own(self, key: str) -> int:
@@ -165,20 +190,21 @@ class Leases:
             if any(kernels.isdisjoint((each.pid, *each.line)) for each in found)
         )
         if used != self._said.used:
-            self._say(ev.OutsideChanged(self._said.outside, self._said.wanted, used))
+            self._say(replace(self._said, used=used))
 
-    def claim(self, shares: Shares | None) -> None:
+    def claim(self, claim: ev.Claim) -> None:
         """Let the others know what is waited for, and hear of it when they give something back."""
-        self._claim = shares
+        self._claim = claim if claim.shares is not None else None
         if self.ledger is None:
             return
-        wanted = None if shares is None else {k: u for k, u in shares if k in self._shared}
+        wanted = None if claim.shares is None else self._of_shared(claim.shares)
         try:
-            self.ledger.claim(wanted)
+            self.ledger.claim(wanted, self._of_shared(claim.lacks), self._of_shared(claim.stuck))
         except (Busy, OSError):
-            self._driver.loop.after(_RETRY, lambda: self._claim_again(shares))
+            self._driver.loop.after(_RETRY, lambda: self._claim_again(claim))
             return
-        if shares is None:
+        if claim.shares is None:
+            self._warned = ""
             for peer in list(self._peers):
                 self._unwatch(peer)
             return
@@ -187,9 +213,12 @@ class Leases:
             self._ticking = True
             self._driver.loop.after(SIGN, self._tick)
 
-    def _claim_again(self, shares: Shares | None) -> None:
-        if self._claim == shares:
-            self.claim(shares)
+    def _claim_again(self, claim: ev.Claim) -> None:
+        if self._claim == (claim if claim.shares is not None else None):
+            self.claim(claim)
+
+    def _of_shared(self, shares: Shares) -> dict[str, int]:
+        return {key: units for key, units in shares if key in self._shared}
 
     def _tick(self) -> None:
         """While we wait: show that we still do, and see whether those who came before us do."""
@@ -221,6 +250,9 @@ class Leases:
     def _say(self, event: ev.OutsideChanged) -> None:
         if event != self._said:
             self._said = event
+            if event.circle and event.circle != self._warned:
+                self._warned = event.circle
+                self._driver.sampler.warn(event.circle)
             self._driver.feed(event)
 
     def _watch(self) -> None:
@@ -251,4 +283,4 @@ def _event(view: View, used: frozenset[str]) -> ev.OutsideChanged:
         ev.Outside(key, units, lasting, whose)
         for key, (units, lasting, whose) in view.outside.items()
     ]
-    return ev.OutsideChanged(tuple(outside), view.wanted, used)
+    return ev.OutsideChanged(tuple(outside), view.wanted, used, view.circle)

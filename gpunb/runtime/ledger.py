@@ -14,13 +14,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpunb.core.resources import UNIT
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import bells, book, folder
 from gpunb.runtime.book import BOOK, NOBODY, RECORD, Record, Stake, digest
-from gpunb.runtime.survey import as_dict, whose
+from gpunb.runtime.survey import as_dict, in_a_circle, whose
 
 VARIABLE = "GPUNB_LEDGER_DIR"
 
@@ -28,6 +29,8 @@ _PATIENCE = 0.02
 """Seconds to try for the book's lock, which is held for some ten microseconds at a time."""
 
 _PIECE = 16 * RECORD
+
+NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class Busy(Exception):
@@ -42,10 +45,12 @@ class View:
         outside: for each device that is not wholly its own to give out: the units that are not,
             the part of them that lasts, and whose they are, in words.
         wanted: the devices of which others wait for a share.
+        circle: that it and others wait for each other, in words; empty if they do not.
     """
 
     outside: Mapping[str, tuple[int, int, str]]
     wanted: frozenset[str]
+    circle: str = ""
 
 
 def ledger_folder() -> Path:
@@ -147,7 +152,8 @@ class Ledger:
             stake = self._me.stakes[number]
             stake.held -= units
             stake.lasting -= units if lasting else 0
-            if not stake.held and not stake.wanted:
+            stake.stuck = min(stake.stuck, stake.held)
+            if stake.empty:
                 del self._me.stakes[number]
 
     def tell(self) -> None:
@@ -161,9 +167,15 @@ class Ledger:
             self._write()
         self._ring(each for each in others if each.listens)
 
-    def claim(self, wanted: Mapping[str, int] | None) -> None:
+    def claim(
+        self,
+        wanted: Mapping[str, int] | None,
+        lacks: Mapping[str, int] = NONE,
+        stuck: Mapping[str, int] = NONE,
+    ) -> None:
         """Wait: for so many units of these devices, in total with what is held there already, or
-        just for any news if there are none; None to wait no more.
+        just for any news if there are none; None to wait no more. `lacks` and `stuck` as in
+        `Stake`.
 
         Raises:
             Busy: the book is held up.
@@ -177,10 +189,15 @@ class Ledger:
                 me.ticket = 0
             elif not me.listens:
                 me.ticket, me.asked = book.next_ticket(others), now
-            for number in before | totals.keys():
-                stake = me.stakes.setdefault(number, Stake())
+            for key, number in self._numbers.items():
+                if number in totals or key in lacks:
+                    me.stakes.setdefault(number, Stake())
+                if (stake := me.stakes.get(number)) is None:
+                    continue
                 stake.wanted = min(UNIT, totals.get(number, 0))
-                if not stake.held and not stake.wanted:
+                stake.lacks = min(UNIT, lacks.get(key, 0))
+                stake.stuck = min(stake.held, stuck.get(key, 0))
+                if stake.empty:
                     del me.stakes[number]
             self._write()
         touched = before | totals.keys()
@@ -210,7 +227,8 @@ class Ledger:
                 outside[key] = away, lasting, words
             if any(each.listens and each.wanted(number) for each in others):
                 wanted.add(key)
-        return View(outside, frozenset(wanted))
+        circle = in_a_circle(book.circle(self._me, others), self._about)
+        return View(outside, frozenset(wanted), circle)
 
     def heard(self) -> None:
         """The bell was heard."""

@@ -27,7 +27,7 @@ from gpunb.runtime.desk import Answer, Desk, end_of
 from gpunb.runtime.driver import Driver
 from gpunb.runtime.memory import Memory
 from gpunb.runtime.picture import INTERVAL, Watch, Watcher
-from gpunb.runtime.setup import Setups
+from gpunb.runtime.setup import Setups, others
 from gpunb.runtime.store import Store
 from gpunb.serialize import Payload
 from gpunb.signals import UNDIVIDED
@@ -211,7 +211,7 @@ class Local:
         self.loop.post((self.loop.after, seconds, function))
 
     def context(self) -> Context:
-        return Context()
+        return Context(others=tuple((kind, ()) for kind in others(self.machine)))
 
     def shutdown(self) -> None:
         if self._closed or os.getpid() != self._pid:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import getpass
 import os
 import platform
+import re
 import sys
 import time
 from typing import Any
+
+_KERNEL = re.compile(r"kernel-([^/\s]+)\.json")
 
 
 def about() -> dict[str, Any]:
@@ -16,6 +19,7 @@ def about() -> dict[str, Any]:
         "pid": os.getpid(),
         "user": user(),
         "notebook": notebook(),
+        "kernel": kernel(),
         "since": time.time(),
         "python": platform.python_version(),
     }
@@ -27,6 +31,12 @@ def user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
+
+
+def kernel() -> str | None:
+    """The id of this kernel at its Jupyter server; None if this is none."""
+    found = _KERNEL.search(" ".join(sys.argv))
+    return found.group(1) if found else None
 
 
 def notebook() -> str | None:

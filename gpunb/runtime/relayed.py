@@ -1,4 +1,5 @@
-"""What stands in a head process for the sinks of a client: they send on what comes.
+"""What stands in a head process for the sinks of a client: they send on what comes, and keep it
+for a cell in the background, whose client may be gone before anybody has seen it.
 
 The other side of `shown`.
 """
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpunb import serialize
 from gpunb.exceptions import GpunbError
-from gpunb.runtime.output import Answering
+from gpunb.runtime.log import Log
+from gpunb.runtime.output import Answering, Console
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 
@@ -98,9 +100,8 @@ class Relayed:
         place: as the real one has it.
         background: as the real one has it.
         failed: whether the cell has said that it failed.
+        log: what it keeps, if anything.
     """
-
-    log = None
 
     def __init__(
         self, sinks: Sinks, number: int, place: tuple[int, str | None] | None, background: bool
@@ -108,12 +109,19 @@ class Relayed:
         self.place = place
         self.background = background
         self.failed = False
+        self.log: Log | None = None
+        self._within: _Within | None = None
         self._sinks = sinks
         self._number = number
         self._pid: int | None = None
         self._worker: int | None = None
         self._used = self._over = False
         self._left_out = 0
+
+    @property
+    def _kept(self) -> Log | None:
+        """The log of its cell."""
+        return self._within.log if self._within is not None else self.log
 
     def on(self, pid: int | None) -> None:
         self._pid = pid
@@ -124,9 +132,17 @@ class Relayed:
     def named(self, name: str) -> Relayed:
         number = self._sinks.number()
         self._say("named", {"number": number, "name": name})
-        return Relayed(self._sinks, number, self.place, self.background)
+        made = Relayed(self._sinks, number, self.place, self.background)
+        if (log := self._kept) is not None:
+            made._within = _Within(name, log)
+        return made
 
     def text(self, stream: str, text: str) -> None:
+        if self.log is not None:
+            self.log.add(("text", stream, {"text": text}))
+        elif self._within is not None:
+            self._within.on(self._pid)
+            self._within.text(stream, text)
         if self._sinks.client.behind:
             self._left_out += len(text)
             return
@@ -138,6 +154,8 @@ class Relayed:
     def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
         if kind == "failed":
             self.failed = True
+        if (log := self._kept) is not None and not kind.startswith("comm_"):
+            log.add(("show", kind, content))
         said = {"kind": kind, "content": content, "worker": self._worker}
         self._say("show", said, payloads)
 
@@ -153,6 +171,17 @@ class Relayed:
     def _say(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload] = ()) -> None:
         self._used = True
         self._sinks.say(self._number, kind, content, payloads)
+
+
+class _Within(Console):
+    """Writes into the log of the cell that has submitted a task."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        super().__init__(name)
+        self.log = log
+
+    def write(self, stream: str, text: str) -> None:
+        self.log.add(("text", stream, {"text": text}))
 
 
 class Asking(Relayed):

@@ -50,8 +50,10 @@ class Sampler:
         self._until = 0.0
         self._period = 1.0
         self._running = False
+        self._wanted = False
         self._asking: float | None = None
         self._last = 0.0
+        self._latest: tuple[Readings, Health] | None = None
         self._people = People()
         self._strange = strange
 
@@ -65,11 +67,13 @@ class Sampler:
         return self._running
 
     def want(self, seconds: float, period: float) -> None:
-        """Look for so long, with such pauses; starts the thread if there is none."""
+        """Look for so long and at least once, with such pauses; starts the thread if there is
+        none."""
         if self.blind:
             return
         with self._lock:
             self._until = max(self._until, time.monotonic() + seconds)
+            self._wanted = True
             if period < self._period:
                 self._wake.set()
             self._period = period
@@ -89,10 +93,20 @@ class Sampler:
         with self._lock:
             self._lock.wait_for(lambda: self._last >= asked or not self._running, timeout)
 
+    def first(self, timeout: float) -> tuple[Readings, Health] | None:
+        """What was seen last, if anything was within so many seconds."""
+        if self.blind:
+            return None
+        self.want(timeout, 1.0)
+        with self._lock:
+            self._lock.wait_for(lambda: self._latest or not self._running, timeout)
+            return self._latest
+
     def stop(self) -> None:
         """Look no more. Does not wait for a call that does not return."""
         with self._lock:
             self._until = 0.0
+            self._wanted = False
             self._devices = {}
         self._wake.set()
 
@@ -112,28 +126,33 @@ class Sampler:
                     with contextlib.suppress(Exception):
                         stack.enter_context(plugin.polling())
                 self._look_on(plugins)
+        except BaseException:
+            self._running = False  # else it has said so, and there may be another by now
+            self._asking = None
+            raise
         finally:
             with self._lock:
-                self._running = False
-                self._asking = None
                 self._lock.notify_all()
 
     def _look_on(self, plugins: Mapping[str, Accelerator]) -> None:
         turn = 0
         while True:
+            self._wanted = False
             self._asking = time.monotonic()
             seen = self._look(plugins)
             health = self._health(plugins) if turn % HEALTH_EVERY == 0 else {}
             self._asking = None
             with self._lock:
                 self._last = time.monotonic()
+                self._latest = seen, health
                 self._lock.notify_all()
             self._deliver(seen, health)
             turn += 1
             self._wake.wait(self._period)
             self._wake.clear()
             with self._lock:
-                if time.monotonic() >= self._until:
+                # Who wants more with each look would not be heard again if this were late.
+                if time.monotonic() >= self._until and not self._wanted:
                     self._running = False
                     return
 

@@ -51,6 +51,12 @@ class Present:
         return self._now
 
 
+def others(machine: Machine) -> tuple[str, ...]:
+    """The kinds of devices of the machine that are no GPUs."""
+    kinds = dict.fromkeys(device.resource for device in machine.devices)
+    return tuple(kind for kind in kinds if kind != GPU)
+
+
 class Setups:
     """Makes the `Setup` of each worker."""
 
@@ -73,6 +79,7 @@ class Setups:
         self._reports = reports
         self._sharing = sharing
         self._devices = {device.key: device for device in machine.devices}
+        self._others = others(machine)
         self._cpus = machine.cpus
         self._pin = pin
         self._present = Present()
@@ -112,7 +119,11 @@ class Setups:
         environment.update(extra)
         ids = self.ids(allocation)
         reports = self._reports if devices else 0.0
-        return tuple(Setup(environment, ids, now.directory, now.path, now.argv, cap, reports))
+        held = tuple(
+            (kind, tuple(device.id for device in devices if device.resource == kind))
+            for kind in self._others
+        )
+        return tuple(Setup(environment, ids, now.directory, now.path, now.argv, cap, reports, held))
 
     def _threads(self, allocation: Allocation) -> int:
         """The cores that fall to a worker: those it asked for, or else its part of the devices'.

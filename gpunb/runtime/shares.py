@@ -114,6 +114,11 @@ class Shares:
         if self._book.holders:
             self._sampler.want(3 * PERIOD, PERIOD)
 
+    def glance(self, seconds: float) -> None:
+        """Look once before devices are given out for the first time, if that is quick."""
+        if self._seen_at is None and (seen := self._sampler.first(seconds)):
+            self._read(seen[0], time.monotonic())
+
     def _deliver(self, readings: Readings, health: Health) -> None:
         """On the sampler's thread."""
         self._driver.loop.post((self._looked, readings, health))
@@ -121,11 +126,7 @@ class Shares:
     def _looked(self, readings: Readings, health: Health) -> None:
         now = time.monotonic()
         self._seen_at = now
-        for worker, holder in self._book.holders.items():
-            process = self._driver.pool.process(worker)
-            holder.pid = process.pid if process is not None else holder.pid
-        self._take(self._book.look(readings, os.getpid(), now, self._without()))
-        self._driver.leases.seen(self._book.others)
+        self._read(readings, now)
         for key, problem in health.items():
             before = self._health.get(key)
             if not problem or key not in self._devices or isinstance(before, Lost):
@@ -143,6 +144,13 @@ class Shares:
         elif self._book.holders:
             self._sampler.want(3 * REST, REST)
         self._driver.picture.changed()
+
+    def _read(self, readings: Readings, now: float) -> None:
+        for worker, holder in self._book.holders.items():
+            process = self._driver.pool.process(worker)
+            holder.pid = process.pid if process is not None else holder.pid
+        self._take(self._book.look(readings, os.getpid(), now, self._without()))
+        self._driver.leases.seen(self._book.others)
 
     def _without(self) -> dict[int, tuple[TaskId, str]]:
         """The tasks that run and have no device, by process id."""

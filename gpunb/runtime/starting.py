@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpunb import linux
 from gpunb.core.resources import Machine
-from gpunb.exceptions import GpunbError
 from gpunb.workers import launching
 
 if TYPE_CHECKING:
     from gpunb.runtime.local import Local
 
 
+settled: Callable[[Machine, Sequence[str]], object] | None = None
+"""Is told what there is, and what there is to say of it, before what takes its time."""
+
+
 def start(machine: Machine, *, method: str = "fork", **settings: Any) -> Local:
     """The backend for this process."""
-    if sys.platform == "win32":
-        raise GpunbError("gpunb runs on Linux; on Windows use it inside WSL")
+    linux.check()
     launched = launching.zygote() if method == "fork" else None
+    if settled is not None:
+        settled(machine, settings.get("notes", ()))
     from gpunb.runtime.local import Local
 
     return Local(machine, method=method, launched=launched, **settings)

@@ -73,6 +73,17 @@ def whose(others: Sequence[Record], device: int, about: About, *, kept: bool) ->
     return f"kept for {_kernels(waiting or others, about)}, which waited for it before"
 
 
+def in_a_circle(others: Sequence[Record], about: About) -> str:
+    """That a session and these wait for each other, in words; empty if there are none."""
+    if not others:
+        return ""
+    they = "it waits" if len(others) == 1 else "they wait"
+    return (
+        f"a deadlock: this one waits for {_kernels(others, about)}, and {they} for what this one "
+        "keeps, so end an actor, a session or a task in one of them (%gpu ps shows them)"
+    )
+
+
 def _kernels(records: Sequence[Record], about: About) -> str:
     names = [_name(each, about(each)) for each in records[:_SHOWN]]
     more = f"; {len(records) - _SHOWN} more" if len(records) > _SHOWN else ""

@@ -60,6 +60,7 @@ class Cell:
             no limit.
         autoreload: which modules the notebook reloads when they are edited, done while this is
             unpickled; None if it reloads none.
+        lasting: whether another kernel may bring it home, which lacks what the notebook has.
         request: id of the message that asked the notebook's kernel to run it; none if it is run
             where widgets cannot be shown.
     """
@@ -83,6 +84,7 @@ class Cell:
     silent: bool = False
     largest: int = 0
     autoreload: Autoreload | None = None
+    lasting: bool = False
     request: str = ""
 
 

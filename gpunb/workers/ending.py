@@ -32,7 +32,8 @@ class Ending:
 
     Attributes:
         modules: names bound to modules, by module name.
-        same: names bound to objects that it was given and left as they were, by those names.
+        same: names bound to objects that it was given and left as they were, by those names. Their
+            values travel as well, as far as they can, if another kernel may bring the cell home.
         deleted: names that it was given and that are gone.
         kept: names that stay behind, each with the reason.
         own: names that it bound and that were not to come home.
@@ -102,6 +103,8 @@ def ending_of(
     }
     same = _same(wanted, given, changed)
     values = {name: wanted[name] for name in wanted.keys() - modules.keys() - same.keys()}
+    if cell.lasting:
+        values.update((name, wanted[name]) for name in same)
     values.update(attributes.changed(cell.outputs))
     deleted = tuple(
         name
@@ -110,7 +113,7 @@ def ending_of(
     )
 
     own = tuple(_bound(names, cell, before).keys() - wanted.keys())
-    large = _take_out_large(values, cell)
+    large = tuple(each for each in _take_out_large(values, cell) if each[0] not in same)
     moved: Moved | None = None
 
     def packed(
@@ -149,7 +152,7 @@ def ending_of(
         _tell(error, lines)
         return told(payload)
     except Exception:  # something among them cannot be pickled; the rest still goes home
-        there = {name for name in cell.known if names.get(name) is before.get(name)}
+        there = {name for name in cell.known if names.get(name) is before.get(name)} | same.keys()
         kept = large + _leave_behind(values, there)
     asked = [f"--out {name}: {reason}" for name, reason in kept if cell.outputs and name != LAST]
     if asked and error is None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpunb import linux
 from gpunb.workers import launching, system
 from gpunb.workers.launching import Launched
 from gpunb.workers.loop import Loop
@@ -219,7 +220,7 @@ class ForkSource:
         try:
             if process.pid is None:
                 raise ProcessLookupError
-            descriptor = os.pidfd_open(process.pid)
+            descriptor = linux.pidfd_open(process.pid)
         except OSError:
             self._lost(process, reason)
             return
@@ -230,7 +231,7 @@ class ForkSource:
             self._pool.gone(process, reason)
 
         try:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            linux.pidfd_send_signal(descriptor, signal.SIGKILL)
         except OSError:
             pass
         self._loop.watch(descriptor, ended)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import sys
 import time
 import types
 from collections.abc import Callable
@@ -64,6 +65,8 @@ class Interrupts:
 
     def listen(self) -> None:
         """From now on. On the main thread."""
+        before = sys.unraisablehook
+        sys.unraisablehook = lambda dropped: self._dropped(dropped) or before(dropped)
         signal.signal(signal.SIGINT, self.signalled)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -118,6 +121,14 @@ class Interrupts:
             self.hit = True
             raise KeyboardInterrupt
 
+    def _dropped(self, dropped: Any) -> bool:
+        """Python has dropped an error, as it does in what a weak reference calls: if it was an
+        interrupt of ours, it comes again."""
+        if not self.hit or self.running is None or dropped.exc_type is not KeyboardInterrupt:
+            return False
+        self._postpone(self.running)
+        return True
+
     def _postpone(self, attempt: Attempt) -> None:
         """Interrupt a moment later. What a destructor raises, Python drops."""
         self._postponed.append(attempt)
@@ -135,12 +146,14 @@ class Interrupts:
                 self._unsignalled = max(0, self._unsignalled) + len(meant)
                 self._expected_until = time.monotonic() + _SIGNAL_DELAY
                 found += meant
+            # The notice of a signal that came by now may have come after the others were read.
+            again = bool(self._signals)
             while self._signals:
                 self._signals.pop()
                 signals += 1
             self._unsignalled -= signals
             self._collecting = False
-            if not self._signals:
+            if not again and not self._signals:
                 return found
             signals = 0
 

@@ -31,6 +31,7 @@ class Setup(NamedTuple):
             for all.
         reports: seconds after which it says again how much device memory it has; 0 to say it
             only after each task.
+        others: each other kind of device that the machine has, and the ids of those it holds.
     """
 
     environment: dict[str, str | None]
@@ -40,6 +41,7 @@ class Setup(NamedTuple):
     argv: list[str]
     caps: tuple[float, int | None] | None = None
     reports: float = 0.0
+    others: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
 
 
 class Host(NamedTuple):

@@ -17,6 +17,7 @@ from gpunb.generators import DynamicObjectRefGenerator
 from gpunb.objects import Segment
 from gpunb.refs import ObjectRef, value_of
 from gpunb.serialize import Moved, Payload
+from gpunb.signals import UNDIVIDED
 from gpunb.workers import caps, threads, usage
 from gpunb.workers import messages as msg
 from gpunb.workers.interrupts import Interrupts
@@ -49,6 +50,7 @@ class Runner:
         self._recent = Recent()
         self._moved: dict[tuple[int, int], Moved] = {}
         self._gpu_ids: tuple[int | str, ...] = ()
+        self._others: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
         self._reporter: usage.Reporter | None = None
         self._pid = os.getpid()
 
@@ -132,8 +134,14 @@ class Runner:
         """Where the attempt runs, for those who ask."""
         host = self.host
         if host is None:
-            ids = self._gpu_ids
-            return Context(work.task, work.attempt, work.name, ids, cancelled=self._interrupted)
+            return Context(
+                work.task,
+                work.attempt,
+                work.name,
+                self._gpu_ids,
+                cancelled=self._interrupted,
+                others=self._others,
+            )
         return Context(
             work.task,
             work.attempt,
@@ -144,6 +152,7 @@ class Runner:
             host.name,
             host.restarted,
             cancelled or self._interrupted,
+            self._others,
         )
 
     def _interrupted(self) -> bool:
@@ -157,6 +166,7 @@ class Runner:
                 os.environ[name] = value
         threads.obey(setup.environment)
         self._gpu_ids = tuple(setup.gpu_ids)
+        self._others = tuple((name, tuple(ids)) for name, ids in setup.others)
         if self._gpu_ids:
             self._share(setup)
         if setup.directory is not None:
@@ -206,8 +216,10 @@ class Runner:
         """Call what the work says; a coroutine of an async actor is not awaited."""
         arguments, *inputs = serialize.from_wires((work.arguments, *work.inputs), segments)
         if work.kind == "cell":
-            from gpunb.workers import cells
+            with UNDIVIDED:  # IPython takes an interrupt while it tries itself out for no matter
+                from gpunb.workers import cells, shell
 
+                shell.prepare()
             return cells.run(arguments, self.remote, _label(work))
         function = self._function(work)
         args, kwargs = self._arguments(work, arguments, inputs)

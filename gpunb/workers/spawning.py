@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from gpunb import linux
 from gpunb.workers import child, system
 from gpunb.workers.launching import launch
 from gpunb.workers.loop import Loop
@@ -46,7 +47,10 @@ class SpawnSource:
         process.environment = dict(os.environ)
         process.pid = started.pid
         # A child of the worker may inherit the sentinel; a pidfd means the worker itself.
-        end = os.pidfd_open(started.pid) if hasattr(os, "pidfd_open") else started.sentinel
+        try:
+            end = linux.pidfd_open(started.pid)
+        except OSError:  # an old system, or a sandbox
+            end = started.sentinel
         self._started[process.token] = started, end
         self._loop.watch(end, lambda: self._ended(process))
 

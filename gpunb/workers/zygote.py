@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from gpunb import linux
 from gpunb.workers import child, system, threads
 from gpunb.workers.modules import loaded
 
@@ -77,7 +78,7 @@ class Zygote:
         self._sock = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._parent = os.pidfd_open(parent)
+        self._parent = linux.pidfd_open(parent)
         self._poll.register(self._parent, select.POLLIN)
         self._pids: dict[object, int] = {}
         self._tokens: dict[int, object] = {}
@@ -183,7 +184,7 @@ class Zygote:
     # -------------------------------------------------------------------------------------- ends
 
     def _watch(self, pid: int) -> None:
-        descriptor = os.pidfd_open(pid)
+        descriptor = linux.pidfd_open(pid)
         self._watched[descriptor] = pid
         self._poll.register(descriptor, select.POLLIN)
 
@@ -287,7 +288,7 @@ def _unsafe() -> str | None:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
-    descriptor = os.pidfd_open(pid)
+    descriptor = linux.pidfd_open(pid)
     ended, _, _ = select.select([descriptor], [], [], _TRIAL)
     os.close(descriptor)
     if not ended:

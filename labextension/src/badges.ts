@@ -4,10 +4,11 @@ import type { Cell } from '@jupyterlab/cells';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 
 import type { Connection } from './connection';
-import { duration } from './endings';
-import { keyOf } from './join';
+import { duration } from './endings.js';
+import { keyOf } from './join.js';
 import type { State } from './state';
 import type { Job, Snapshot } from './types';
+import { Calm } from './view.js';
 
 interface Shown {
   readonly element: HTMLElement;
@@ -23,11 +24,10 @@ interface Shown {
 export function jobsByCell(state: State, kernel: string): Map<string, [string, Job]> {
   const found = new Map<string, [string, Job]>();
   for (const [pid, snapshot] of state.sessions) {
-    if (snapshot.session?.kernel === kernel) {
-      for (const job of cellsOf(snapshot)) {
-        if (job.cell_id && !found.has(job.cell_id)) {
-          found.set(job.cell_id, [keyOf(pid, job.id), job]);
-        }
+    for (const job of cellsOf(snapshot)) {
+      const whose = job.client ?? snapshot.session;
+      if (whose?.kernel === kernel && job.cell_id && !found.has(job.cell_id)) {
+        found.set(job.cell_id, [keyOf(pid, job.id), job]);
       }
     }
   }
@@ -44,7 +44,7 @@ export class Badges {
   constructor(
     private readonly tracker: INotebookTracker,
     private readonly connection: Connection,
-    private readonly stop: (key: string, job: Job) => Promise<void>
+    private readonly stop: (key: string) => Promise<void>
   ) {
     connection.changed.connect(this.draw, this);
     tracker.widgetAdded.connect((_, panel) => this.follow(panel));
@@ -63,6 +63,10 @@ export class Badges {
   }
 
   private draw(): void {
+    this.calm.draw(() => this.redraw());
+  }
+
+  private redraw(): void {
     const live = new Set<string>();
     this.tracker.forEach(panel => {
       const kernel = panel.sessionContext.session?.kernel?.id;
@@ -111,10 +115,6 @@ export class Badges {
     setText(shown.text, running ? text : `${text}: ${job.waits_for ?? 'next in line'}`);
     shown.stop.setAttribute('aria-label', `${running ? 'Stop' : 'Cancel'} #${job.id} ${job.name}`);
     setText(shown.stop, running ? 'Stop' : 'Cancel');
-    shown.stop.onclick = () => {
-      shown.stop.disabled = true;
-      void this.stop(key, job).finally(() => (shown.stop.disabled = false));
-    };
   }
 
   private make(): Shown {
@@ -132,7 +132,10 @@ export class Badges {
       stop.addEventListener(kind, event => event.stopPropagation());
     }
     element.append(text, time, stop);
-    return { element, text, time, stop, key: '', seconds: 0, since: 0 };
+    const shown = { element, text, time, stop, key: '', seconds: 0, since: 0 };
+    stop.addEventListener('click', () => void this.stop(shown.key));
+    this.calm.watch(element);
+    return shown;
   }
 
   private tick(): void {
@@ -144,11 +147,12 @@ export class Badges {
       const seconds = shown.seconds + performance.now() / 1000 - shown.since;
       setText(shown.time, duration(Math.floor(seconds)).replace('.0', ''));
     }
-    this.timer = window.setTimeout(() => this.tick(), 1000);
+    this.timer = window.setTimeout(() => (this.calm.pressed ? this.draw() : this.tick()), 1000);
   }
 
   private _enabled = true;
   private timer = 0;
+  private readonly calm = new Calm();
   private readonly shown = new Map<string, Shown>();
 }
 

@@ -23,18 +23,22 @@ export function endings(before: State, now: State): Ending[] {
         found.push({ what: 'session', session, lost });
       }
     } else {
-      found.push(...newlyFinished(was, is).map(job => ({ what: 'job' as const, job, session })));
+      found.push(...newlyFinished(was, is).map(job => ended(job, session)));
     }
   }
   for (const [pid, is] of before === NOTHING ? [] : now.sessions) {
     if (!before.sessions.has(pid)) {
       const session = is.session ?? { pid };
       const recent = (job: Job) => (is.time ?? 0) - (job.ended ?? 0) < RECENT;
-      const ended = newlyFinished({}, is).filter(recent);
-      found.push(...ended.map(job => ({ what: 'job' as const, job, session })));
+      const recently = newlyFinished({}, is).filter(recent);
+      found.push(...recently.map(job => ended(job, session)));
     }
   }
   return found;
+}
+
+function ended(job: Job, session: Session): Ending {
+  return { what: 'job', job, session: job.client ?? session };
 }
 
 function newlyFinished(was: Snapshot, is: Snapshot): Job[] {
@@ -51,7 +55,10 @@ export function sentence(ending: Ending): string {
   const file = ending.session.notebook?.split('/').pop() ?? `process ${ending.session.pid}`;
   if (ending.what === 'session') {
     const jobs = ending.lost === 1 ? 'a job' : `${ending.lost} jobs`;
-    return `The kernel of ${file} has ended, and ${jobs} with it. Their devices are free again.`;
+    const who = ending.session.head
+      ? `The head process ${ending.session.head}`
+      : `The kernel of ${file}`;
+    return `${who} has ended, and ${jobs} with it. Their devices are free again.`;
   }
   const { id, name, state, seconds } = ending.job;
   const how = state === 'done' ? 'is done' : state === 'failed' ? 'has failed' : `was ${state}`;

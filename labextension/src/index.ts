@@ -49,9 +49,10 @@ function activate(
   restorer?.add(panel, PANEL);
   const open = () => app.shell.activateById(PANEL);
 
-  const badges = new Badges(tracker, connection, async (key, job) => {
+  const badges = new Badges(tracker, connection, async key => {
     try {
-      await stop(connection, key, job);
+      // Also of one that waits, or did when this was drawn: the session knows what it is now.
+      await connection.request('interrupt', key);
     } catch (error) {
       Notification.error((error as Error).message, { autoClose: 8000 });
     }
@@ -80,11 +81,6 @@ function activate(
     badges.enabled = wanted.badges;
     toasts.wanted = wanted.toasts;
   }).then(() => connection.open());
-}
-
-/** Interrupt what runs; what waits has nothing to interrupt. */
-async function stop(connection: Connection, key: string, job: Job): Promise<void> {
-  await connection.request(job.state === 'running' ? 'interrupt' : 'cancel', key);
 }
 
 function actionsOf(connection: Connection, goTo: (job: Job) => Promise<void>): Actions {

@@ -20,7 +20,10 @@ export function partsOf(key: string): { pid: number; id: number } {
 /** What a notebook is called where it is one of several. */
 export function nameOf(session: Session): string {
   const file = session.notebook?.split('/').pop();
-  return file ? file.replace(/\.ipynb$/, '') : `process ${session.pid}`;
+  if (file) {
+    return file.replace(/\.ipynb$/, '');
+  }
+  return session.head ? `head process ${session.head}` : `process ${session.pid}`;
 }
 
 /** All sessions as one; without sessions, what the server knows of the machine. */
@@ -36,13 +39,16 @@ export function join(state: State): Snapshot {
   const counts = { running: 0, waiting: 0, finished: 0, actors: 0 };
   const devices = new Map<string, Device>();
   const warnings = new Set<string>();
-  let seconds = 0;
+  const totals = { gpu_seconds: 0, waited: 0, peak: null as number | null };
   let time = 0;
   for (const [pid, each] of sessions) {
     const session = each.session ?? { pid };
-    const owner = several ? { owner: nameOf(session) } : {};
     const own = <What extends Job | Actor>(list: What[] | undefined): What[] =>
-      (list ?? []).map(what => ({ ...what, session, key: keyOf(pid, what.id), ...owner }));
+      (list ?? []).map(what => {
+        const whose = what.client ?? session;
+        const owner = several || what.client ? { owner: nameOf(whose) } : {};
+        return { ...what, session: whose, key: keyOf(pid, what.id), ...owner };
+      });
     all.running.push(...own(each.running));
     all.waiting.push(...own(each.waiting));
     all.finished.push(...own(each.finished));
@@ -52,7 +58,11 @@ export function join(state: State): Snapshot {
     counts.finished += each.counts?.finished ?? each.finished?.length ?? 0;
     counts.actors += each.counts?.actors ?? each.actors?.length ?? 0;
     time = Math.max(time, each.time ?? 0);
-    seconds += each.totals?.gpu_seconds ?? 0;
+    totals.gpu_seconds += each.totals?.gpu_seconds ?? 0;
+    totals.waited += each.totals?.waited ?? 0;
+    if (each.totals?.peak) {
+      totals.peak = Math.max(totals.peak ?? 0, each.totals.peak);
+    }
     for (const text of each.warnings ?? []) {
       warnings.add(several ? `${nameOf(session)}: ${text}` : text);
     }
@@ -67,7 +77,7 @@ export function join(state: State): Snapshot {
     ...all,
     counts,
     queued: counts.waiting,
-    totals: { gpu_seconds: seconds },
+    totals,
     warnings: [...warnings]
   };
 }

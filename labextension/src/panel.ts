@@ -80,7 +80,8 @@ export class Panel extends Widget {
     if (this.view) {
       this.view.update(snapshot);
     } else {
-      this.view = render(this.lanes, snapshot, { actions: this.actions });
+      const busy = 'The session has not answered yet.';
+      this.view = render(this.lanes, snapshot, { actions: this.actions, busy });
     }
   }
 

@@ -12,6 +12,8 @@ export interface Memory {
 export interface Session {
   pid: number;
   user?: string | null;
+  /** The name of a head process; null in a kernel. */
+  head?: string | null;
   notebook?: string | null;
   /** The kernel's id, as the server knows it. */
   kernel?: string | null;
@@ -29,6 +31,8 @@ export interface Job {
   cell?: number | null;
   cell_id?: string | null;
   background?: boolean;
+  /** The kernel whose it is in a head process. */
+  client?: Session | null;
   actor?: number | null;
   pid?: number | null;
   waits_for?: string | null;
@@ -50,6 +54,7 @@ export interface Actor {
   gpus: [DeviceId, number][];
   cell?: number | null;
   cell_id?: string | null;
+  client?: Session | null;
   session?: Session;
   key?: string;
   owner?: string;
@@ -83,6 +88,14 @@ export interface Counts {
   actors: number;
 }
 
+export interface Totals {
+  gpu_seconds: number;
+  /** Seconds that jobs have waited, together. */
+  waited?: number;
+  /** Bytes that one job had at most. */
+  peak?: number | null;
+}
+
 /** A part may be missing: another version of gpunb may run in the kernel. */
 export interface Snapshot {
   version?: number;
@@ -96,7 +109,7 @@ export interface Snapshot {
   finished?: Job[];
   actors?: Actor[];
   counts?: Counts;
-  totals?: { gpu_seconds: number };
+  totals?: Totals;
   warnings?: string[];
   notes?: string[];
   unmet?: Record<string, number>;

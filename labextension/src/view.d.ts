@@ -16,8 +16,16 @@ export interface Actions {
   goTo?(job: Job): Promise<void>;
 }
 
+/** Draws; but while a button in what it watches is pressed, only once that is let go. */
+export class Calm {
+  readonly pressed: boolean;
+  watch(element: HTMLElement): void;
+  draw(what: () => void): void;
+  dispose(): void;
+}
+
 export function render(
   element: HTMLElement,
   snapshot: Snapshot | null,
-  options?: { actions?: Actions; kernels?: Snapshot[] }
+  options?: { actions?: Actions; kernels?: Snapshot[]; busy?: string }
 ): View;

@@ -3,6 +3,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
+import { jobsByCell } from '../lib/badges.js';
 import { endings, duration, sentence } from '../lib/endings.js';
 import { join, keyOf, partsOf } from '../lib/join.js';
 import { NOTHING, after } from '../lib/state.js';
@@ -67,6 +68,21 @@ test('a session that is gone is forgotten, also when another has its number', ()
 test('everything replaces everything', () => {
   const now = after(machine(snapshot(1)), news({ 2: snapshot(2) }, { whole: true, machine: {} }), 1);
   assert.deepEqual([...now.sessions.keys()], [2]);
+});
+
+test('what a head process runs is said to be of the notebook that wants it', () => {
+  const client = { pid: 5, notebook: '/home/me/nb-5.ipynb', kernel: 'kernel-5' };
+  const head = snapshot(1, { running: [job(7, { client, kind: 'cell', cell_id: 'a' })] });
+  const state = machine({ ...head, session: { pid: 1, notebook: null, kernel: null, head: 'lab' } });
+  const [seen] = join(state).running;
+  assert.deepEqual([seen.owner, seen.session, seen.key], ['nb-5', client, '1:7']);
+  assert.deepEqual([...jobsByCell(state, 'kernel-5').keys()], ['a']);
+  assert.equal(jobsByCell(state, 'kernel-6').size, 0);
+  const over = { finished: [job(7, { client, kind: 'cell', background: true, state: 'done' })] };
+  const [told] = endings(state, after(state, news({ 1: { ...over, running: [] } }), 1));
+  assert.match(sentence(told), /is done .*nb-5/);
+  const gone = endings(state, after(state, news({}, { gone: [1] }), 1));
+  assert.match(sentence(gone[0]), /^The head process lab has ended/);
 });
 
 test('sessions are joined on the devices that they share', () => {

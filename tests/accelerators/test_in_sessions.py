@@ -54,6 +54,26 @@ def test_devices_of_other_kinds_are_pinned_by_their_own_variable():
     assert sees(*names, num_gpus=1, resources={"NPU": 2}) == ([0], ["0,1", "0"])
 
 
+def test_the_ids_of_each_kind_by_its_name():
+    @gpunb.remote(num_cpus=0, num_gpus=1, resources={"NPU": 2})
+    def look():
+        return gpunb.get_runtime_context().get_accelerator_ids()
+
+    assert gpunb.get(look.remote()) == {"GPU": ["0"], "TPU": [], "NPU": ["0", "1"]}
+    here = gpunb.get_runtime_context().get_accelerator_ids()
+    assert here == {"GPU": [], "TPU": [], "NPU": []}
+
+
+def test_the_ids_of_each_kind_in_an_actor():
+    @gpunb.remote(resources={"TPU": 1})
+    class Looks:
+        def look(self):
+            return gpunb.get_runtime_context().get_accelerator_ids()
+
+    actor = Looks.remote()
+    assert gpunb.get(actor.look.remote()) == {"GPU": [], "TPU": ["0"], "NPU": []}
+
+
 def test_a_part_of_such_a_device():
     names = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     assert sees(*names, resources={"NPU": 0.5}) == ([], ["0", ""])

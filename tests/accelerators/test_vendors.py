@@ -204,7 +204,7 @@ def playing(machine, monkeypatch, name):
 
 
 def test_every_recording_is_of_a_vendor():
-    assert {path.stem for path in RECORDINGS.glob("*.txt")} == set(FOUND)
+    assert {path.stem.removesuffix("-busy") for path in RECORDINGS.glob("*.txt")} == set(FOUND)
     assert {vendor for vendor, _ in FOUND.values()} == set(_built_in)
 
 
@@ -340,6 +340,45 @@ def test_the_health_of_ascend_npus(machine):
     first, second = plugin.devices()
     told = plugin.health([first, second])
     assert told == {first.key: None, second.key: "npu-smi says of its health: Warning"}
+
+
+def test_the_use_of_ascend_npus(machine):
+    plugin = find("ascend")()
+    machine.play("ascend-910b-busy")
+    first, second = plugin.devices()
+    usage = plugin.usage([first, second])
+    mine = (Process(2311, 2150 * MIB), Process(2312, 64 * MIB))
+    assert usage[first.key] == Usage(5375 * MIB, 65536 * MIB, 37, 51, mine)
+    assert usage[second.key] == Usage(3160 * MIB, 65536 * MIB, 0, 48, ())
+
+
+def test_the_use_of_ascend_npus_is_unknown_where_their_tool_is_gone(machine):
+    plugin = find("ascend")()
+    machine.play("ascend-910b")
+    (first, *_) = plugin.devices()
+    (machine.tools / "npu-smi").unlink()
+    assert plugin.usage([first]) == {first.key: Usage()}
+    assert plugin.health([first]) == {first.key: None}
+
+
+def test_the_use_of_gaudi_cards(machine):
+    plugin = find("gaudi")()
+    machine.play("gaudi2")
+    by_id = {device.id: device for device in plugin.devices()}
+    usage = plugin.usage(list(by_id.values()))
+    assert usage[by_id[3].key] == Usage(768 * MIB, 98304 * MIB, 0, 26)
+    assert usage[by_id[2].key] == Usage(32768 * MIB, 98304 * MIB, 97, None)
+
+
+def test_the_use_and_health_of_neuron_cores(machine):
+    plugin = find("neuron")()
+    machine.play("neuron-trn1-busy")
+    first, second = plugin.devices()
+    usage = plugin.usage([first, second])
+    assert usage[first.key] == Usage(2 * GIB, 16 * GIB, processes=(Process(4711, None),))
+    assert usage[second.key] == Usage(None, 16 * GIB, processes=())
+    told = plugin.health([first, second])
+    assert set(told.values()) == {"3 memory errors that could not be corrected: reset the device"}
 
 
 def test_the_use_and_health_of_rebellions_npus(machine):

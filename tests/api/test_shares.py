@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from gpunb.exceptions import (
     TaskError,
     WorkerCrashedError,
 )
-from gpunb.runtime import sampler, shares
+from gpunb.runtime import leases, sampler, shares
 from tests.sessions import alive
 from tests.waiting import PATIENCE, Gate, eventually
 
@@ -160,6 +161,30 @@ def test_others_are_shown(begin, folder):
     (found,) = eventually(lambda: gpunb.status()["devices"][1]["others"], "it is seen")
     assert (found["pid"], found["memory"], found["kind"]) == (parent, 7 * GiB, "outsider")
     assert found["user"]
+
+
+def test_the_first_task_keeps_off_what_others_use(begin, folder, monkeypatch):
+    monkeypatch.setattr(leases, "GLANCE", PATIENCE)
+    (folder / f"acme-0.{os.getppid()}").write_text("7")
+    begin()
+    where = gpunb.remote(num_gpus=1)(gpunb.get_gpu_ids)
+    assert gpunb.get(where.remote(), timeout=PATIENCE) == [1]
+
+
+def test_the_first_task_does_not_wait_for_a_driver_that_is_slow(begin, folder, monkeypatch):
+    answers = threading.Event()
+
+    def slow(self: Acme, devices: Sequence[Device]) -> dict[str, Usage]:
+        answers.wait(2 * PATIENCE)
+        return {}
+
+    monkeypatch.setattr(Acme, "usage", slow)
+    begin()
+    where = gpunb.remote(num_gpus=1)(gpunb.get_gpu_ids)
+    try:
+        assert gpunb.get(where.remote(), timeout=PATIENCE) == [0]
+    finally:
+        answers.set()
 
 
 # ------------------------------------------------------------------------------ beyond the share

@@ -72,6 +72,11 @@ class Jupyter:
             text = answer.read()
         return json.loads(text) if text else None
 
+    def cancel(self, job: int) -> None:
+        """Cancel a job of the only session."""
+        (pid,) = self.ask("gpunb/api/machine")["sessions"]
+        self.ask(f"gpunb/api/sessions/{pid}/cancel", "POST", {"job": job})
+
     def kernels(self) -> list[str]:
         return [each["id"] for each in self.ask("api/kernels")]
 
@@ -191,6 +196,7 @@ class Page:
         self.jupyter = jupyter
         self.app = app
         self.theme = theme
+        self.path = ""
         self.page = context.new_page()
         self.page.set_default_timeout(PATIENCE * 1000)
         self.errors: list[str] = []
@@ -202,6 +208,7 @@ class Page:
 
     def open(self, path: str) -> None:
         """Open a notebook, and wait until its kernel is there."""
+        self.path = path
         where = f"lab/tree/{path}?reset&" if self.app == "lab" else f"notebooks/{path}?"
         self.page.goto(f"{self.jupyter.url}{where}token={TOKEN}")
         self.ready()

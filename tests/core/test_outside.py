@@ -281,3 +281,13 @@ def test_more_than_the_session_may_have_is_refused(core, demand):
     world = limited(core, 0.5)
     task = world.fresh(demand)
     assert "may have 0.5 of the GPUs at once (max_gpus)" in world.settled[task].reason
+
+
+def test_a_device_that_is_overbooked_keeps_nothing_from_those_who_need_none(core):
+    """Others may hold more, for a moment, than we leave them."""
+    world = core(gpus=1, cpus=1)
+    held = world.fresh(ask(gpus=1, cpus=1))
+    waits = world.submit(ask(cpus=1))
+    world.hold(0, 0.5)
+    world.done(held)
+    assert waits in world.runs

@@ -262,7 +262,8 @@ def test_refusals_on_a_mixed_machine(demand: Demand, says: str) -> None:
 
 def test_refusal_without_gpus() -> None:
     assert refusal(ask(gpus=0.1), machine()) == (
-        f"a request for 0.1 GPU {NEVER}: there are no GPUs (init(num_gpus=N) makes logical ones)"
+        f"a request for 0.1 GPU {NEVER}: there are no GPUs (`gpunb doctor` says why; "
+        "gpunb.shutdown() and then gpunb.init(num_gpus=2) make logical ones)"
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpunb.core.resources import Demand
+from gpunb.core import events as ev
+from gpunb.core.resources import UNIT, Demand
 from gpunb.core.snapshot import why
 from tests.core.conftest import MakeWorld
 from tests.core.world import World, ask
@@ -258,3 +259,58 @@ def test_the_place_in_line_is_taken_once_the_inputs_are_there(core: MakeWorld) -
     assert world.running() == [second]
     world.done(second)
     assert world.running() == [waits]
+
+
+def test_when_a_reservation_ends_the_longest_waiting_one_is_next(core: MakeWorld) -> None:
+    """Not the one that comes next in the same look."""
+    world = core(gpus=1, age=10)
+    running = world.fresh(ask(gpus=1))
+    first, second = world.fresh(ask(gpus=0.9)), world.fresh(ask(gpus=0.8))
+    third = world.fresh(ask(gpus=0.7))
+    world.advance(11)
+    world.send(ev.TimeReached())
+    assert reserved(world) == 0.9
+    world.cancel(first)
+    assert reserved(world) == 0.8
+    world.done(running)
+    assert second in world.runs
+    assert reserved(world) == 0.7
+    assert world.waits(third)
+
+
+def test_whoever_comes_first_after_another_is_cancelled_ages_from_when_it_came(
+    core: MakeWorld,
+) -> None:
+    world = core(gpus=1, age=10)
+    running = world.fresh(ask(gpus=0.6))
+    gone = world.fresh(ask(gpus=0.9))
+    world.advance(5)
+    left = world.fresh(ask(gpus=0.9))
+    world.cancel(gone)
+    world.advance(8)
+    assert world.scheduler.queue.reservation is None
+    world.advance(3)
+    small = world.fresh(ask(gpus=0.3))
+    assert world.waits(left, small)
+    world.done(running)
+    assert world.running() == [left]
+
+
+def test_too_few_cpus_keep_nothing_from_those_who_need_none(core: MakeWorld) -> None:
+    """Tasks that go on take their CPUs back, even if others have them by now."""
+    world = core(gpus=1, cpus=1)
+    running = world.fresh(ask(gpus=1))
+    waits = world.fresh(ask(gpus=1))
+    parent = world.submit(ask(cpus=1))
+    world.block(parent, running)
+    world.submit(ask(cpus=1))
+    world.unblock(parent)
+    assert world.scheduler.capacity.cpus < 0
+    world.done(running)
+    assert waits in world.runs
+
+
+def reserved(world: World) -> float | None:
+    """The share of a device that is kept for somebody."""
+    reservation = world.scheduler.queue.reservation
+    return None if reservation is None else reservation.line.demand.gpus / UNIT

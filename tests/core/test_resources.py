@@ -41,6 +41,7 @@ from tests.core.world import GiB, gpu
         (Fraction(1, 4), 2500),
         (np.float64(0.5), 5000),
         (np.float32(0.1), 1000),
+        (np.float16(0.7), 7000),
         (np.int64(2), 2 * UNIT),
     ],
 )

@@ -143,6 +143,7 @@ class World:
         self.others: dict[str, tuple[int, int]] = {}
         self.told: dict[str, tuple[int, int]] = {}
         self.claim: Shares | None = None
+        self.claimed = ev.Claim(None)
         self.refused: list[ev.Run] = []
         self._refusing = False
         self.broken = False
@@ -446,8 +447,8 @@ class World:
                 self.ending.add(worker)
                 self.killed.add(worker)
             case ev.Claim(shares):
-                assert shares != self.claim, "said again what it claims"
-                self.claim = shares
+                assert decision != self.claimed, "said again what it claims"
+                self.claim, self.claimed = shares, decision
             case ev.WakeAt(time):
                 assert self.wake is None or time < self.wake
                 self.wake = time

@@ -16,8 +16,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
-from gpunb.notebook import log as logs
-from tests.notebook.kernels import Kernel, Result, kernel
+from gpunb.runtime import log as logs
+from tests.notebook.kernels import Kernel, Result, kernel, plain
 from tests.sessions import ROOT, marked, session
 from tests.waiting import PATIENCE, eventually
 
@@ -505,7 +505,7 @@ def test_in_a_terminal_it_shows_at_the_next_prompt(terminal: Any) -> None:
     failing = run("%%gpu --bg\n1 / 0")[0].result
     eventually(failing.done)
     _, seen = run("print('own')")
-    assert seen.stderr.count("ZeroDivisionError: division by zero") == 1
+    assert plain(seen.stderr).count("ZeroDivisionError: division by zero") == 1
     assert failing.state == "failed"
     waiting = run("%%gpu --bg\nimport time\ntime.sleep(0.3)\nthere = 4")[0].result
     run("%reload_ext gpunb")

@@ -27,7 +27,8 @@ import types, warnings
 own = set()
 filters = warnings.filters[:]
 def names():
-    hidden = shell.user_ns_hidden.keys() | own | {"__annotations__", "__warningregistry__"}
+    compiled = {"__annotations__", "__annotate__", "__conditional_annotations__"}
+    hidden = shell.user_ns_hidden.keys() | own | compiled | {"__warningregistry__"}
     return {name: f"module {each.__name__}" if isinstance(each, types.ModuleType) else repr(each)
             for name, each in list(shell.user_ns.items())
             if name not in hidden and name.strip("_ih0123456789")}
@@ -80,7 +81,7 @@ def _normal(text: Any) -> Any:
         text = re.sub(r"0x[0-9a-f]{6,}", "0x", text)
         text = re.sub(r"/tmp/ipykernel_\d+/\d+\.py|\d{6,}\.py|<ipython-input-[-\w]+>", "file", text)
         text = re.sub(r"^<>:\d+: .*\n", "", text, flags=re.MULTILINE)
-        return re.sub(r"\d+(\.\d+)?(e[+-]\d+)? ?(ns|[μu]s|ms|s)\b", "time", text)
+        return re.sub(r"\d+(\.\d+)?(e[+-]\d+)? ?(ns|[u\u00b5\u03bc]s|ms|s)\b", "time", text)
     if isinstance(text, dict):
         return {key: _normal(each) for key, each in text.items()}
     if isinstance(text, (list, tuple)):

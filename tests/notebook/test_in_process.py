@@ -15,8 +15,10 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 import gpunb
+from gpunb import backend
 from gpunb.notebook import running
 from tests.sessions import assert_idle, session
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +122,66 @@ def test_stop_at_any_moment_leaves_nothing_running(
     assert isinstance(result.error_in_exec, KeyboardInterrupt)
     assert signal.getsignal(signal.SIGINT) is before
     assert not gpunb.status()["running"]
+
+
+def stop(what: str, **more: Any) -> threading.Thread:
+    """Have the session's desk stop the cell that comes, once it is there."""
+
+    def ask() -> None:
+        def cell() -> Any:
+            now = gpunb.status()
+            return [each for each in now["running"] + now["waiting"] if each["kind"] == "cell"]
+
+        (job,) = eventually(cell)
+        current: Any = backend.current()
+        current.request({"do": what, "job": job["id"], **more}, lambda _: None)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+ENDLESS = "import time\nwhile True: time.sleep(0.01)"
+
+
+@pytest.mark.parametrize("what", ["interrupt", "cancel"])
+def test_a_cell_that_is_stopped_from_outside_is_interrupted(shell: Any, what: str) -> None:
+    """As if by the notebook's Stop, wherever it is at that moment."""
+    thread = stop(what)
+    result, _ = run(shell, f"%%gpu\n{ENDLESS}")
+    thread.join()
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+
+
+def test_a_cell_that_waits_is_stopped_from_outside(shell: Any) -> None:
+    holder = gpunb.remote(num_gpus=1)(_hold).remote()
+    thread = stop("interrupt")
+    result, text = run(shell, f"%%gpu\n{ENDLESS}")
+    thread.join()
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert "was stopped" in text
+    gpunb.cancel(holder, force=True)
+
+
+def _hold() -> None:
+    threading.Event().wait()
+
+
+def test_a_session_outlives_a_cell_that_is_stopped_before_it_begins(shell: Any) -> None:
+    run(shell, "%%gpu --session kept\nkept = 1")
+    thread = stop("interrupt")
+    result, _ = run(shell, f"%%gpu --session kept\n{ENDLESS}")
+    thread.join()
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    _, text = run(shell, "%%gpu --session kept\nprint('still', kept)")
+    assert "still 1" in text
+    run(shell, "%gpu stop kept")
+
+
+def test_a_stop_is_no_timeout(shell: Any) -> None:
+    thread = stop("interrupt")
+    result, _ = run(shell, f"%%gpu --timeout 600\n{ENDLESS}")
+    thread.join()
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    result, _ = run(shell, f"%%gpu --timeout 0.1\n{ENDLESS}")
+    assert isinstance(result.error_in_exec, TimeoutError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -45,6 +46,7 @@ def test_the_widget_is_one_module(tmp_path: Path) -> None:
     assert not [line for line in text.splitlines() if line.startswith("import ")]
     exports = [line for line in text.splitlines() if line.startswith("export ")]
     assert exports == ["export default { render };"]
+    assert not re.search(r"\b(import|require|fetch)\s*\(", text)
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     synced = {name for name in Monitor.class_trait_names(sync=True) if not name.startswith("_")}
     assert synced - {"layout", "tabbable", "tooltip", "comm"} == {"snapshot"}
@@ -119,6 +121,28 @@ def waits(gate: Gate, name: str, how: str = "--bg") -> str:
         f"print('{name} is there', flush=True)\n"
         f"while not os.path.exists('{gate.folder}/open'): time.sleep(0.01)"
     )
+
+
+IN_COLAB = """\
+import sys, types
+colab = sys.modules["google.colab.output"] = types.ModuleType("google.colab.output")
+colab.enable_custom_widget_manager = lambda: None
+colab._widgets = types.SimpleNamespace(_installed_url="https://of.colab/manager.js")
+shown = gpunb.monitor()
+shown"""
+
+
+@pytest.mark.kernel
+def test_colab_is_told_what_draws_widgets(cell: Kernel) -> None:
+    made = cell.ok(IN_COLAB)
+    cell.ok(
+        "del sys.modules['google.colab.output']\n"
+        "get_ipython().events.unregister('post_run_cell', shown._after_cell)\nshown.close()"
+    )
+    (shown,) = [content for kind, content in made.messages if kind == "display_data"]
+    (metadata,) = shown["metadata"].values()
+    assert metadata == {"colab": {"custom_widget_manager": {"url": "https://of.colab/manager.js"}}}
+    assert "<table" in shown["data"]["text/html"]
 
 
 @pytest.mark.kernel

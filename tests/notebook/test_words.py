@@ -253,7 +253,7 @@ def test_the_manual(notebook: Kernel) -> None:
     starts = {len(line) - len(line.strip().split("  ")[-1].strip()) for line in words}
     assert len(starts) == 1
     assert max(map(len, lines)) <= 100
-    assert "--session SESSION" in manual
+    assert "--session NAME" in manual
 
 
 def complete(notebook: Kernel, code: str) -> list[str]:

@@ -86,6 +86,58 @@ def test_what_a_waiter_holds_for_itself_counts_for_it():
     assert room(session(1), [waits], GPU, now=0) == HALF
 
 
+def waits(number, **stakes):
+    """A session that waits: for each device what it wants, lacks, and holds stuck."""
+    record = session(number, ticket=number)
+    for name, (wanted, lacks, stuck) in stakes.items():
+        record.stakes[DEVICES[name]] = Stake(stuck, 0, wanted, lacks=lacks, stuck=stuck)
+    return record
+
+
+DEVICES = {"a": 101, "b": 102, "c": 103}
+
+
+def circle(me, *others):
+    return [each.pid for each in book.circle(me, others)]
+
+
+def test_two_that_wait_for_what_the_other_keeps_are_a_circle():
+    one = waits(1, a=(0, 0, UNIT), b=(UNIT, 0, 0))
+    two = waits(2, a=(0, UNIT, 0), b=(0, 0, UNIT))
+    assert circle(one, two) == [two.pid]
+    assert circle(two, one) == [one.pid]
+
+
+def test_three_may_be_a_circle_and_whoever_waits_beside_it_is_not_in_it():
+    one = waits(1, a=(0, 0, UNIT), b=(UNIT, 0, 0))
+    two = waits(2, b=(0, 0, UNIT), c=(UNIT, 0, 0))
+    three = waits(3, c=(0, 0, HALF), a=(HALF, 0, 0))
+    beside = waits(4, a=(UNIT, 0, 0))
+    assert circle(one, beside, three, two) == [two.pid, three.pid]
+    assert circle(beside, one, two, three) == []
+
+
+@pytest.mark.parametrize(
+    "two",
+    [
+        waits(2, a=(UNIT, 0, 0)),
+        waits(2, b=(0, 0, UNIT)),
+        waits(2, a=(UNIT, 0, 0), b=(0, 0, HALF - 1)),
+        waits(2, a=(UNIT, 0, 0), c=(0, 0, UNIT)),
+    ],
+    ids=["it keeps nothing", "it wants nothing", "there is room beside it", "it keeps another"],
+)
+def test_what_is_no_circle(two):
+    assert circle(waits(1, a=(0, 0, UNIT), b=(HALF, 0, 0)), two) == []
+
+
+def test_one_that_does_not_wait_any_more_ends_the_circle():
+    one = waits(1, a=(0, 0, UNIT), b=(UNIT, 0, 0))
+    two = waits(2, a=(UNIT, 0, 0), b=(0, 0, UNIT))
+    two.ticket = 0
+    assert circle(one, two) == []
+
+
 def test_a_record_reads_as_it_was_written():
     record = session(7, ticket=3, asked=1.5, seen=2.5, gpu=(HALF, 0), other=(0, UNIT))
     record.stakes[GPU].job, record.stakes[GPU].since = "träning", 12.0
@@ -98,7 +150,7 @@ def test_a_long_name_is_cut_between_characters():
     assert book.decode(record.encode()).stakes[GPU].job == "ü" * 20
 
 
-def test_a_session_with_very_many_devices_fits_its_page():
+def test_a_session_with_very_many_devices_fits_its_record():
     record = session(1)
     record.stakes = {at: Stake(UNIT) for at in range(1000)}
     assert len(record.encode()) <= RECORD

@@ -18,6 +18,7 @@ from gpunb.core.resources import Device
 from gpunb.core.sightings import Seen
 from gpunb.exceptions import InfeasibleRequestError
 from gpunb.runtime import folder, kernels, leases
+from gpunb.runtime.book import BOOK
 from gpunb.runtime.survey import survey
 from tests import sessions
 from tests.waiting import PATIENCE, Gate, eventually
@@ -47,6 +48,11 @@ OTHER = """
     def now():
         import time
         return time.monotonic()
+
+    @gpunb.remote(num_gpus=1)
+    def nest(folder):
+        gate(folder)
+        return gpunb.get(now.remote())
 
     names.update(globals())
     print("ready", flush=True)
@@ -137,6 +143,12 @@ def waits_for():
 @gpunb.remote(num_gpus=0.6)
 def now():
     return time.monotonic()
+
+
+@gpunb.remote(num_gpus=1)
+class Held:
+    def ready(self):
+        return True
 
 
 @gpunb.remote(num_gpus=1)
@@ -271,7 +283,7 @@ def test_every_process_of_a_session_keeps_its_leases_alive(start, ledger, method
 def test_a_session_leaves_nothing_in_the_ledger(ledger):
     with sessions.session(simulate=ONE):
         gpunb.get(whole.remote())
-    assert os.listdir(ledger) == ["book-1"]
+    assert os.listdir(ledger) == [BOOK]
 
 
 def test_a_session_can_be_asked_to_let_go(start, other):
@@ -395,3 +407,53 @@ def test_devices_that_exist_are_leased_without_being_asked(start, monkeypatch, t
 
     assert gpunb.get(where.remote(), timeout=PATIENCE) == ([0], 10_000)
     assert gpunb.get(gpunb.remote(num_gpus=3)(gpunb.get_gpu_ids).remote()) == [0, 1, 2]
+
+
+def says_that_they_wait_for_each_other(kernel):
+    """Both the reason of the task that waits and a warning."""
+    waiting, warnings = kernel
+    return any("a deadlock" in each["waits_for"] for each in waiting) and any(
+        "a deadlock" in each for each in warnings
+    )
+
+
+def here():
+    facts = gpunb.status()
+    return facts["waiting"], facts["warnings"]
+
+
+def there(kernel):
+    return kernel.do("(lambda facts: (facts['waiting'], facts['warnings']))(gpunb.status())")
+
+
+def test_kernels_whose_actors_keep_what_the_other_waits_for_are_told(start, other):
+    kernel = other(simulate=TWO)
+    kernel.do("model = Model.options(num_gpus=1).remote()")
+    assert kernel.do("gpunb.get(model.ready.remote())")
+    start(simulate=TWO)
+    mine = Held.remote()
+    gpunb.get(mine.ready.remote(), timeout=PATIENCE)
+    ref = whole.remote()
+    kernel.do("later = now.remote()")
+    eventually(lambda: says_that_they_wait_for_each_other(here()), "this one is told")
+    eventually(lambda: says_that_they_wait_for_each_other(there(kernel)), "the other one is told")
+    assert f"pid {kernel.pid}" in here()[1][-1]
+    kernel.do("gpunb.kill(model)")
+    gpunb.get(ref, timeout=PATIENCE)
+    assert kernel.do(f"gpunb.get(later, timeout={PATIENCE}) > 0")
+
+
+def test_kernels_whose_tasks_wait_inside_for_more_devices_are_told(start, other, tmp_path):
+    kernel = other(simulate=TWO)
+    kernel.do(f"outer = nest.remote({str(tmp_path)!r})")
+    gate = Gate(tmp_path)
+    gate.await_()
+    start(simulate=TWO)
+    outer = gpunb.remote(num_gpus=1)(lambda: gpunb.get(whole.remote())).remote()
+    eventually(lambda: here()[0], "the inner task waits")
+    assert "deadlock" not in str(here())
+    gate.open()
+    eventually(lambda: says_that_they_wait_for_each_other(here()), "this one is told")
+    eventually(lambda: says_that_they_wait_for_each_other(there(kernel)), "the other one is told")
+    gpunb.cancel(outer, force=True)
+    assert kernel.do(f"gpunb.get(outer, timeout={PATIENCE}) > 0")

@@ -64,4 +64,4 @@ def test_a_user_without_a_name_is_a_number(monkeypatch):
 def test_what_others_are_told():
     about = origin.about()
     assert about["pid"] == os.getpid()
-    assert set(about) == {"pid", "user", "notebook", "since", "python"}
+    assert set(about) == {"pid", "user", "notebook", "kernel", "since", "python"}

@@ -116,6 +116,20 @@ def test_wanting_more_starts_no_other_thread(made):
     assert len(threads()) == 1
 
 
+def test_who_wants_more_with_each_look_is_heard_however_late():
+    looks: list[Any] = []
+
+    def deliver(readings: Any, health: Any) -> None:
+        looks.append(readings)
+        if len(looks) < 5:
+            made.want(0, 0.001)  # over before the thread looks at the clock again
+
+    made = Sampler([REAL], deliver)
+    made.want(0, 0.001)
+    eventually(lambda: not threads(), "the thread ends when nobody wants more")
+    assert len(looks) == 5
+
+
 def test_what_it_sees(made, seen):
     made.want(0.01, 1)
     eventually(lambda: seen.readings, "something is seen")

@@ -67,6 +67,25 @@ def test_use_of_cells() -> None:
     assert (none.cell, none.gpu_seconds) == (None, 2.0)
 
 
+def test_use_of_notebooks_that_share_a_head_process() -> None:
+    one, other = ({"pid": at, "notebook": f"/home/ada/{at}.ipynb"} for at in (1, 2))
+    spans = [
+        span(1, 0, 2, cell=3, gpu_seconds=1.0, client=one),
+        span(2, 0, 2, cell=3, gpu_seconds=2.0, client=other),
+        span(3, 0, 2, cell=4, gpu_seconds=4.0, client=other),
+        span(4, 0, 2, gpu_seconds=8.0),
+    ]
+    made = timeline(*spans)
+    assert [(each.notebook, each.cell) for each in made.cells()] == [
+        (None, None),
+        ("/home/ada/1.ipynb", 3),
+        ("/home/ada/2.ipynb", 3),
+        ("/home/ada/2.ipynb", 4),
+    ]
+    assert made.notebooks() == {None: 8.0, "/home/ada/1.ipynb": 1.0, "/home/ada/2.ipynb": 6.0}
+    assert "In[3] 2.ipynb" in made._repr_html_()
+
+
 def test_exports(tmp_path: Path) -> None:
     spans = [span(1, 0, 50, name='a<b>"&', cell=7), span(2, 10, None, state="running")]
     made = timeline(*spans)

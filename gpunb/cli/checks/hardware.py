@@ -36,6 +36,16 @@ def gpus(place: Place) -> Iterator[Finding]:
     )
 
 
+def absent(place: Place) -> Iterator[Finding]:
+    """Why nothing was found of the other vendors' devices."""
+    lines = place.found.absent
+    if place.gpus and lines:
+        yield ok("other devices", f"{len(lines)} other vendors have none here: gpunb devices -v")
+        return
+    for line in lines:
+        yield note("not here", line)
+
+
 def driver(place: Place) -> Iterator[Finding]:
     """NVIDIA's kernel module, and its library."""
     text = place.text("/proc/driver/nvidia/version")
@@ -142,7 +152,7 @@ def outsiders(place: Place) -> Iterator[Finding]:
         used, total = figures.memory_used, figures.memory_total
         if used is not None and total and used > 0.9 * total:
             yield note(
-                f"GPU {device.id}",
+                f"{device.resource} {device.id}",
                 f"{used * 100 // total} % of its memory are in use",
                 "`gpunb status` says by whom",
             )

@@ -13,6 +13,8 @@ EXTENSION = "gpunb.server"
 LAB_EXTENSION = "gpunb"
 _PACKAGES = ("ipykernel", "ipywidgets", "anywidget", "jupyterlab", "notebook", "jupyter_server")
 
+_OLDEST = {"jupyterlab": 4, "notebook": 7}
+
 
 def packages(place: Place) -> Iterator[Finding]:
     found = {name: version for name in _PACKAGES if (version := _version(name))}
@@ -26,6 +28,14 @@ def packages(place: Place) -> Iterator[Finding]:
         )
     if "ipywidgets" not in found:
         yield note("ipywidgets", "missing: the live monitor shows text", "pip install ipywidgets")
+    for name, oldest in _OLDEST.items():
+        if name in found and _major(found[name]) < oldest:
+            yield problem(
+                name,
+                f"{found[name]} is too old for the panel, which needs {oldest} or newer; cells and "
+                "functions work all the same",
+                f"pip install '{name}>={oldest}'",
+            )
 
 
 def extensions(place: Place) -> Iterator[Finding]:
@@ -52,6 +62,9 @@ def extensions(place: Place) -> Iterator[Finding]:
         yield problem(
             "JupyterLab extension", "not installed", "pip install --force-reinstall gpunb"
         )
+    elif _disabled([Path(each) for each in jupyter_config_path()]):
+        cure = f"jupyter labextension enable {LAB_EXTENSION}, and reload the page"
+        yield problem("JupyterLab extension", "disabled: there is no panel", cure)
     else:
         yield ok("JupyterLab extension", f"{_field(there, 'version')} in {there.parent}")
 
@@ -68,6 +81,24 @@ def _enabled(paths: list[Path]) -> bool | None:
                 continue
             return bool(said)
     return None
+
+
+def _disabled(paths: list[Path]) -> bool:
+    """Whether JupyterLab is told to leave the extension out; the first folder counts most."""
+    for path in paths:
+        try:
+            said = json.loads((path / "labconfig" / "page_config.json").read_text())
+            named = said["disabledExtensions"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if LAB_EXTENSION in named:
+            return bool(named[LAB_EXTENSION]) if isinstance(named, dict) else True
+    return False
+
+
+def _major(version: str) -> int:
+    first = version.partition(".")[0]
+    return int(first) if first.isdigit() else 0
 
 
 def _field(path: Path, name: str) -> str:

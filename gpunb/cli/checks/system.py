@@ -8,11 +8,12 @@ import re
 import sys
 from collections.abc import Iterator
 
+from gpunb import linux
 from gpunb._version import __version__
 from gpunb.cli.checks import Finding, Place, note, ok, problem
 from gpunb.core.resources import size_text
 
-_NEEDED = ("pidfd_open", "memfd_create", "eventfd")
+_NEEDED = ("eventfd",)
 _CGROUP = "/sys/fs/cgroup"
 _HUGE = 1 << 60
 _SMALL = 2 << 30
@@ -39,7 +40,7 @@ def processes(place: Place) -> Iterator[Finding]:
 
 def _pidfd(name: str) -> Finding:
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(linux.pidfd_open(os.getpid()))
     except OSError as error:
         return problem(
             name,

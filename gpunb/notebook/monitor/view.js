@@ -7,6 +7,7 @@
 // actions, each may be missing and may return a promise: cancel(job, force), interrupt(job),
 // kill(actor), logs(job) -> text, goTo(job). A rejected promise is shown with its message.
 // kernels: snapshots of further kernels; what they hold of shared devices is drawn grey.
+// busy: what to say while an answer takes its time.
 //
 // A snapshot may be of several sessions together. Then each job and actor has a `key` of its own,
 // which stands in `held` and goes to the actions instead of its number, and an `owner`, its notebook.
@@ -65,6 +66,15 @@ export function memoryText(memory) {
   return parts.join(", ");
 }
 
+// What a job took, or all together: ["1:10 of GPU time", "waited 20 s", "peak 2 GiB"]
+export function tookText(what, memory) {
+  const parts = [];
+  if (what.gpu_seconds) parts.push(`${timeText(what.gpu_seconds)} of GPU time`);
+  if (what.waited >= 1) parts.push(`waited ${timeText(what.waited)}`);
+  if (memory && known(memory.peak)) parts.push(`peak ${sizeText(memory.peak)}`);
+  return parts;
+}
+
 export function gpuText(pairs) {
   return pairs.length ? pairs.map(([id, share]) => `GPU ${id} (${shareText(share)})`).join(", ") : "CPU";
 }
@@ -72,7 +82,8 @@ export function gpuText(pairs) {
 // Where a job comes from: its cell, unless its name says so already
 export function placeText(job) {
   const unsaid = known(job.cell) && job.name !== `In[${job.cell}]`;
-  return [unsaid ? `In[${job.cell}]` : "", job.owner || ""].filter(Boolean).join(" ");
+  const owner = job.owner || (job.client ? notebookText(job.client) : "");
+  return [unsaid ? `In[${job.cell}]` : "", owner].filter(Boolean).join(" ");
 }
 
 export function keyOf(job) {
@@ -106,7 +117,8 @@ export function whole(snapshot) {
 }
 
 export function notebookText(session) {
-  return session.notebook ? session.notebook.split("/").pop() : `process ${session.pid}`;
+  if (session.notebook) return session.notebook.split("/").pop();
+  return session.head ? `head process ${session.head}` : `process ${session.pid}`;
 }
 
 // The parts of a device from left to right: [{kind, share, id, name, ...}], shares adding up to 1
@@ -205,9 +217,56 @@ export function newsOf(before, now) {
 
 // ------------------------------------------------------------------------------------ the view
 
+const PRESS = 10000; // milliseconds that a button may be pressed before things move under it
+
+// Draws, but nothing that is pressed is moved or replaced, or there would be no click: what is to be
+// drawn then is drawn when it is let go, the last of it.
+export class Calm {
+  constructor() {
+    this.pressed = false;
+    this.due = null;
+    this.timer = 0;
+    this.down = (event) => {
+      if (event.type === "keydown" && event.key !== " ") return;
+      clearTimeout(this.timer);
+      this.pressed = true;
+      this.timer = setTimeout(() => this.release(), PRESS);
+    };
+    this.up = (event) => {
+      if (!this.pressed || (event.type === "blur" && event.target !== window)) return;
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.release()); // the click comes first
+    };
+    for (const kind of ["pointerup", "pointercancel", "keyup", "blur"]) window.addEventListener(kind, this.up, true);
+  }
+
+  watch(element) {
+    for (const kind of ["pointerdown", "keydown"]) element.addEventListener(kind, this.down, true);
+  }
+
+  draw(what) {
+    if (this.pressed) this.due = what;
+    else what();
+  }
+
+  release() {
+    const due = this.due;
+    this.pressed = false;
+    this.due = null;
+    if (due) due();
+  }
+
+  dispose() {
+    clearTimeout(this.timer);
+    this.due = null;
+    for (const kind of ["pointerup", "pointercancel", "keyup", "blur"]) window.removeEventListener(kind, this.up, true);
+  }
+}
+
 class View {
   constructor(element, options) {
     this.actions = options.actions || {};
+    this.busy = options.busy || "Waiting for the kernel, which is busy; Stop interrupts its cell.";
     this.root = make("div", "gpunb-monitor", { role: "region", "aria-label": "GPU monitor" });
     this.summary = make("p", "gm-summary");
     this.notes = make("ul", "gm-notes", { "aria-label": "Warnings" });
@@ -227,13 +286,17 @@ class View {
     for (const rows of Object.values(this.lists)) this.root.append(rows.element);
     this.root.append(this.chart.element, this.log.element, this.live);
     element.append(this.root);
+    this.calm = new Calm();
+    this.calm.watch(this.root);
     this.clocks = new Map(); // element -> seconds at the time of the snapshot
     this.timer = setInterval(() => this.tick(), TICK);
   }
 
   update(snapshot, kernels) {
-    if (!snapshot) return;
-    snapshot = whole(snapshot);
+    if (snapshot) this.calm.draw(() => this.draw(whole(snapshot), kernels));
+  }
+
+  draw(snapshot, kernels) {
     const news = newsOf(this.snapshot, snapshot);
     this.snapshot = snapshot;
     this.kernels = kernels || this.kernels || [];
@@ -261,13 +324,14 @@ class View {
   }
 
   tick() {
+    if (this.calm.pressed) return; // a longer text moves what is beside it
     const passed = this.snapshot.ended ? 0 : (performance.now() - this.taken) / 1000;
     for (const [element, seconds] of this.clocks) setText(element, timeText(seconds + passed));
   }
 
   // Do what a button says; an error is shown where everybody sees it.
   async act(name, ...what) {
-    const busy = setTimeout(() => this.say("Waiting for the kernel, which is busy; Stop interrupts its cell."), BUSY);
+    const busy = setTimeout(() => name === "goTo" || this.say(this.busy), BUSY);
     try {
       const value = await this.actions[name](...what);
       this.say("");
@@ -288,6 +352,7 @@ class View {
 
   dispose() {
     clearInterval(this.timer);
+    this.calm.dispose();
     this.root.remove();
   }
 }
@@ -302,7 +367,7 @@ function summaryText(snapshot) {
     `${counts.waiting} waiting`,
     `${counts.finished} finished`,
   ];
-  if (totals) parts.push(`${timeText(totals.gpu_seconds)} of GPU time`);
+  if (totals) parts.push(...tookText(totals, totals));
   if (session) parts.push(notebookText(session));
   return parts.join(" · ");
 }
@@ -526,8 +591,7 @@ function finishedRow(view, element, job) {
   const sign = { done: "✓", failed: "✗", cancelled: "■" }[job.state] || "";
   setText(text, [sign, jobText(job), job.state].filter(Boolean).join(" "));
   setText(time, timeText(job.seconds));
-  const peak = job.memory && known(job.memory.peak) ? `peak ${sizeText(job.memory.peak)}` : "";
-  setText(more, [gpuText(job.held || []), peak].filter(Boolean).join(", "));
+  setText(more, [gpuText(job.held || []), ...tookText(job, job.memory)].join(", "));
   buttons(view, element, job, [job.has_log && ["logs", "Logs", false, () => view.log.open(job)]]);
 }
 
@@ -540,23 +604,24 @@ function actorRow(view, element, actor) {
   buttons(view, element, actor, [["kill", "Kill", true, () => view.act("kill", keyOf(actor))]]);
 }
 
-// Buttons for the actions that there are; those that stop something ask once more.
+// Buttons for the actions that there are; those that stop something ask once more. Each has a place
+// of its own, where it stays while others come and go.
 function buttons(view, element, job, wanted) {
   const there = wanted.filter((each) => each && view.actions[each[0]]);
-  const key = there.map(([, text]) => text).join();
-  const box = element.parts.buttons;
-  if (box.key === key) return;
-  box.key = key;
   const named = (text) => `${text} #${job.id} ${job.name || ""}`.trim();
-  box.replaceChildren(...there.map(([, text, confirmed, act]) => {
+  keyed(element.parts.buttons, there, ([, text]) => text, ([, text, confirmed]) => {
+    const place = make("span", "gm-place");
     const button = make("button", "gm-button", { type: "button", "aria-label": named(text) });
     button.textContent = text;
-    button.addEventListener("click", () => (confirmed ? confirm(button, named(text), act) : act()));
-    return button;
-  }));
+    button.addEventListener("click", () => (confirmed ? confirm(place, named(text)) : place.act()));
+    place.append(button);
+    return place;
+  }, (place, [, , , act]) => { place.act = act; });
 }
 
-function confirm(button, question, act) {
+// Ask in the place of a button.
+function confirm(place, question) {
+  const button = place.firstChild;
   const box = make("span", "gm-confirm", { role: "group", "aria-label": `${question}?` });
   const [yes, no] = ["Yes", "No"].map((text) => {
     const each = make("button", `gm-button${text === "Yes" ? " gm-yes" : ""}`, { type: "button", "aria-label": `${text}: ${question}` });
@@ -568,7 +633,7 @@ function confirm(button, question, act) {
     box.replaceWith(button);
     if (inside) button.focus();
   };
-  yes.addEventListener("click", () => { back(); act(); });
+  yes.addEventListener("click", () => { back(); place.act(); });
   no.addEventListener("click", back);
   box.addEventListener("keydown", (event) => {
     if (event.key === "Escape") { event.stopPropagation(); back(); }

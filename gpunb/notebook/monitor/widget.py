@@ -38,7 +38,7 @@ def module() -> str:
     """The script of the widget as one module, since it travels to the front end as a text."""
     view = (_FILES / "view.js").read_text("utf-8")
     widget = (_FILES / "monitor.js").read_text("utf-8")
-    view = re.sub(r"^export (?=function|const)", "", view, flags=re.MULTILINE)
+    view = re.sub(r"^export (?=function|const|class)", "", view, flags=re.MULTILINE)
     view = view.replace("function render(element", "function show(element")
     return view + re.sub(r"^import .*\n", "", widget, flags=re.MULTILINE)
 
@@ -148,24 +148,19 @@ class Monitor(anywidget.AnyWidget):
         return repr(StatusView(self._facts))
 
     def _repr_mimebundle_(self, **_: Any) -> Any:
-        """The widget, and the last state as text and HTML for where there are no widgets."""
+        """The widget, and the last state as text and HTML for where there are no widgets; and
+        metadata, by which Colab finds what draws widgets."""
         view = StatusView(self._facts)
-        return {
-            "text/plain": repr(view),
-            "text/html": view._repr_html_(),
-            "application/vnd.jupyter.widget-view+json": {
-                "version_major": 2,
-                "version_minor": 0,
-                "model_id": self.model_id,
-            },
-        }
+        data, metadata = super()._repr_mimebundle_() or ({}, {})
+        return {**data, "text/plain": repr(view), "text/html": view._repr_html_()}, metadata
 
     def _ipython_display_(self, **_: Any) -> None:
         """As an output that can be brought up to date."""
         self._parent = request_of(self._shell)
-        data = self._repr_mimebundle_()
+        data, metadata = self._repr_mimebundle_()
         self._saved = data["text/plain"]
-        self._shell.display_pub.publish(data=data, transient={"display_id": self._ident})
+        shown = {"data": data, "metadata": metadata}
+        self._shell.display_pub.publish(**shown, transient={"display_id": self._ident})
         self._shell.events.register("post_run_cell", self._after_cell)
 
     # ------------------------------------------------------------------------- what stays of it
@@ -179,13 +174,12 @@ class Monitor(anywidget.AnyWidget):
             self._facts = self._attached().ask("status")
         except GpunbError:
             return
-        data = self._repr_mimebundle_()
+        data, metadata = self._repr_mimebundle_()
         if data["text/plain"] != self._saved:
             self.snapshot = compact(self._facts)
             self._saved = data["text/plain"]
-            self._shell.display_pub.publish(
-                data=data, transient={"display_id": self._ident}, update=True
-            )
+            shown = {"data": data, "metadata": metadata, "update": True}
+            self._shell.display_pub.publish(**shown, transient={"display_id": self._ident})
 
     def _save_soon(self) -> None:
         """Bring the output in the notebook up to date, which draws the widget anew: when nothing
@@ -205,11 +199,11 @@ class Monitor(anywidget.AnyWidget):
         facts = self._facts
         if self._views and (facts["running"] or facts["queued"]):
             return
-        data = self._repr_mimebundle_()
+        data, metadata = self._repr_mimebundle_()
         if data["text/plain"] == self._saved:
             return
         self._saved = data["text/plain"]
-        content = {"data": data, "metadata": {}, "transient": {"display_id": self._ident}}
+        content = {"data": data, "metadata": metadata, "transient": {"display_id": self._ident}}
         kernel = self._shell.kernel
         kernel.session.send(
             kernel.iopub_socket, "update_display_data", content, parent=self._parent

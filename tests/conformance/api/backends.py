@@ -1,7 +1,7 @@
 """The library under test, and the little that cannot be written the same way for both.
 
-The environment variable GPUNB_CONFORMANCE_BACKEND names it: ``gpunb`` (the default), ``ray``, or
-``head`` for gpunb on a head process.
+The environment variable GPUNB_CONFORMANCE_BACKEND names it: ``gpunb`` (the default), ``ray``,
+``head`` for gpunb on a head process, or ``gpunb-on-ray`` for gpunb on a Ray cluster.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.waiting import PATIENCE
 
 BACKEND = os.environ.get("GPUNB_CONFORMANCE_BACKEND", "gpunb")
-if BACKEND not in ("gpunb", "ray", "head"):
-    raise ValueError(f"GPUNB_CONFORMANCE_BACKEND={BACKEND!r} must be 'gpunb', 'ray' or 'head'")
+KNOWN = ("gpunb", "ray", "head", "gpunb-on-ray")
+if BACKEND not in KNOWN:
+    raise ValueError(f"GPUNB_CONFORMANCE_BACKEND={BACKEND!r} must be one of {', '.join(KNOWN)}")
 ON_HEAD = BACKEND == "head"
-if ON_HEAD:
+OVER_RAY = BACKEND == "gpunb-on-ray"
+"""gpunb's API over the Ray backend; `ON_RAY` is Ray itself."""
+if ON_HEAD or OVER_RAY:
     BACKEND = "gpunb"
 ON_RAY = BACKEND == "ray"
 
-if ON_RAY:
+if ON_RAY or OVER_RAY:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
@@ -34,17 +38,18 @@ ray: Any = importlib.import_module(BACKEND)
 cloudpickle: Any = importlib.import_module("ray.cloudpickle" if ON_RAY else "cloudpickle")
 
 ROOT = Path(__file__).resolve().parents[3]
-_QUIET: dict[str, Any] = (
-    {
-        "address": "local",
-        "include_dashboard": False,
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-        "object_store_memory": 200_000_000,
-    }
-    if ON_RAY
-    else {"preload": ()}
-)
+_QUIET_RAY: dict[str, Any] = {
+    "address": "local",
+    "include_dashboard": False,
+    "log_to_driver": False,
+    "logging_level": "ERROR",
+    "object_store_memory": 200_000_000,
+}
+_QUIET: dict[str, Any] = _QUIET_RAY if ON_RAY else {} if OVER_RAY else {"preload": ()}
+
+
+CLUSTERS = ("num_cpus", "num_gpus", "resources")
+"""What a Ray cluster is told when it starts."""
 
 
 class Errors:
@@ -69,13 +74,46 @@ errors = Errors
 
 def start(*, types: str | None = None, **settings: Any) -> Any:
     """Start a session; `types` is the type of all its devices, which are not real."""
-    if types is not None and ON_RAY:
+    if types is not None and (ON_RAY or OVER_RAY):
         settings["resources"] = {f"accelerator_type:{types}": 1, **settings.get("resources", {})}
     elif types is not None:
         settings["simulate"] = f"{settings.pop('num_gpus')}x{types}:16GiB"
     if ON_HEAD:
         return _on_head({**_QUIET, **settings})
+    if OVER_RAY:
+        return _over_ray(settings)
+    if ON_RAY:
+        return _patient(ray.init, **{**_QUIET, **settings})
     return ray.init(**{**_QUIET, **settings})
+
+
+def _patient(start: Callable[..., Any], **settings: Any) -> Any:
+    """Ray gives up after half a minute, which a busy machine may need to start it."""
+    for _ in range(4):
+        try:
+            return start(**settings)
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            importlib.import_module("ray").shutdown()
+    return start(**settings)
+
+
+def _over_ray(settings: dict[str, Any]) -> Any:
+    """Start a cluster that ends with the session, and join it. GPUNB_CONFORMANCE_CLUSTER is the
+    address of one with 4 CPUs and 2 GPUs that runs already, for those who run a test often."""
+    again = settings.pop("ignore_reinit_error", False)
+    if ray.is_initialized():
+        return ray.init("ray", ignore_reinit_error=again)
+    known = {name: settings.pop(name) for name in CLUSTERS if name in settings}
+    running = os.environ.get("GPUNB_CONFORMANCE_CLUSTER")
+    if running and known == {"num_cpus": 4, "num_gpus": 2}:
+        importlib.import_module("ray").init(running, log_to_driver=False, logging_level="ERROR")
+    else:
+        _patient(importlib.import_module("ray").init, **_QUIET_RAY, **known)
+    session = ray.init("ray", **settings)
+    importlib.import_module("gpunb.backend").existing().ends_ray = True
+    return session
 
 
 def _on_head(settings: dict[str, Any]) -> Any:
@@ -98,7 +136,7 @@ def _on_head(settings: dict[str, Any]) -> Any:
 def _end_head(name: str) -> None:
     heads = importlib.import_module("gpunb.runtime.heads")
     if heads.pid_of(name) is not None:
-        importlib.import_module("gpunb.cli").main(["stop", name, "--json"])
+        importlib.import_module("gpunb.cli").main(["stop", name, "--force", "--json"])
 
 
 def here(*, ray: Any, gpunb: Any) -> Any:

@@ -49,7 +49,7 @@ DIFFERENCES = {
     "kept-workers": (
         "Where `max_calls=0` keeps a worker on a device, other tasks take another if there is one."
     ),
-    "accelerator-families": "`get_accelerator_ids()` names what there is: GPUs.",
+    "accelerator-families": "`get_accelerator_ids()` names the kinds that this machine has.",
     # objects and errors
     "writable-arrays": "Arrays arrive as private copies on write: they can be changed in place.",
     "objects-outlive-their-maker": (
@@ -72,6 +72,22 @@ DIFFERENCES = {
     "handles-from-names": "Each handle keeps its actor alive, also one that came from a name.",
     "ids-of-tasks-are-numbers": "A task is #7 wherever it is shown; in Ray ids are long texts.",
 }
+
+ON_THE_BACKEND = {
+    "backend-queued-calls": (
+        "A call of an actor that was cancelled may still run, if Ray has sent it already."
+    ),
+    "backend-puts": "What a worker puts belongs to its process, and can be lost with it.",
+    "backend-names": "An actor ends with its maker's handles; one that was looked up does not.",
+    "backend-memory": "`gpu_memory` is refused: Ray does not know how large devices are.",
+    "backend-types": "A type is of a node: Ray matches nodes, and takes a thousandth of it.",
+}
+"""Where gpunb on a Ray cluster differs from gpunb elsewhere, as Ray decides it."""
+
+TESTS_ON_THE_BACKEND: dict[str, str] = {
+    "test_a_queued_call_of_an_actor": "backend-queued-calls",
+}
+"""The tests in which that shows; they are expected to fail there."""
 
 
 def differs(name: str) -> Any:

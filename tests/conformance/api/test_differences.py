@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.api.backends import ROOT
-from tests.conformance.api.differences import DIFFERENCES
+from tests.conformance.api.differences import (
+    DIFFERENCES,
+    ON_THE_BACKEND,
+    TESTS_ON_THE_BACKEND,
+)
 
 pytestmark = pytest.mark.machine(own=True)
 
@@ -48,4 +52,10 @@ def test_those_tests_and_no_others_tell_the_two_apart():
 def test_the_document_explains_each_and_no_other():
     text = (ROOT / "docs" / "ray-compatibility.md").read_text()
     explained = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
-    assert sorted(explained) == sorted(DIFFERENCES)
+    assert sorted(explained) == sorted([*DIFFERENCES, *ON_THE_BACKEND])
+
+
+def test_the_tests_of_the_backend_are_there():
+    names = {function.name for _, function in FUNCTIONS}
+    assert set(TESTS_ON_THE_BACKEND) <= names
+    assert set(TESTS_ON_THE_BACKEND.values()) <= set(ON_THE_BACKEND)

@@ -22,6 +22,16 @@ test("memory says only what is known", () => {
   assert.equal(view.memoryText({ now: 1024, peak: 2048, share: 4096 }), "1 KiB now, 2 KiB at most, share 4 KiB");
 });
 
+test("what something took is told as far as it is worth a word", () => {
+  const memory = { now: null, peak: 2 ** 30, share: null };
+  const took = { gpu_seconds: 70.4, waited: 20, peak: 2 ** 30 };
+  const words = ["1:10 of GPU time", "waited 20 s", "peak 1 GiB"];
+  assert.deepEqual(view.tookText(took, memory), words);
+  assert.deepEqual(view.tookText(took, took), words);
+  assert.deepEqual(view.tookText({ gpu_seconds: 0, waited: 0.3 }, { peak: null }), []);
+  assert.deepEqual(view.tookText({}, null), []);
+});
+
 const device = (more) => ({ id: 0, key: "GPU-1", logical: false, held: [], others: [], ...more });
 const session = (pid) => ({ pid, user: "ada", notebook: `/home/ada/${pid}.ipynb` });
 const job = (id, more) => ({ id, name: `t${id}`, cell: null, seconds: 1, memory: null, gpus: [], ...more });
@@ -91,4 +101,38 @@ test("names of jobs, cells and notebooks", () => {
   assert.equal(view.keyOf({ id: 7, key: "12:7" }), "12:7");
   assert.equal(view.notebookText({ pid: 7, notebook: null }), "process 7");
   assert.equal(view.deviceText({ id: 2, resource: "TPU" }), "TPU 2");
+});
+
+const event = (type, more) => Object.assign(new Event(type), more);
+
+test("nothing is drawn while a button is pressed, and the last of it once it was clicked", async () => {
+  globalThis.window = new EventTarget();
+  const [button, drawn] = [new EventTarget(), []];
+  const calm = new view.Calm();
+  calm.watch(button);
+  calm.draw(() => drawn.push("before"));
+  for (const [down, up] of [
+    [event("pointerdown"), event("pointerup")],
+    [event("pointerdown"), event("pointercancel")],
+    [event("keydown", { key: " " }), event("keyup")],
+  ]) {
+    drawn.length = 0;
+    button.dispatchEvent(down);
+    calm.draw(() => drawn.push("first"));
+    calm.draw(() => drawn.push("last"));
+    window.dispatchEvent(up);
+    assert.deepEqual(drawn, [], "the click is yet to come");
+    await new Promise((resolve) => setTimeout(resolve));
+    assert.deepEqual(drawn, ["last"]);
+    calm.draw(() => drawn.push("after"));
+    assert.deepEqual(drawn, ["last", "after"]);
+  }
+  button.dispatchEvent(event("keydown", { key: "a" }));
+  assert.equal(calm.pressed, false);
+  button.dispatchEvent(event("pointerdown"));
+  calm.draw(() => drawn.push("never"));
+  calm.dispose();
+  window.dispatchEvent(event("pointerup"));
+  await new Promise((resolve) => setTimeout(resolve));
+  assert.ok(!drawn.includes("never"));
 });

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,9 @@ from typing import Any, TypeAlias
 
 Item: TypeAlias = tuple[str, str, Mapping[str, Any]]
 """(``"text"``, stream, {"text": ...}) or (``"show"``, kind of message, its content)"""
+
+PORTION = 1 << 20
+"""Bytes of a log that are handed over at once."""
 
 IN_MEMORY = 1 << 18
 """Bytes of one job's log that are kept in memory."""
@@ -62,6 +64,8 @@ class Log:
 
     def to_disk(self) -> None:
         """Take no more memory."""
+        import tempfile
+
         with self._lock:
             if self._file is None or self.on_disk:
                 return
@@ -98,6 +102,24 @@ class Log:
                     self._file.seek(0, 2)
             yield item
 
+    def portion(self, position: int) -> tuple[bytes, int]:
+        """What comes from this position on, as `items` takes it, and where it goes on; not all
+        at once, if that is much."""
+        with self._lock:
+            if self._file is None:
+                return b"", position
+            self._file.seek(position)
+            try:
+                while self._file.tell() - position < PORTION:
+                    pickle.load(self._file)
+            except EOFError:
+                pass
+            end = max(position, self._file.tell())
+            self._file.seek(position)
+            data: bytes = self._file.read(end - position)
+            self._file.seek(0, 2)
+            return data, end
+
     def texts(self) -> Iterator[str]:
         """Its text as it came."""
         return (content["text"] for kind, _, content in self if kind == "text")
@@ -105,6 +127,13 @@ class Log:
     def text(self) -> str:
         """All of its text."""
         return "".join(self.texts())
+
+
+def items(portion: bytes) -> Iterator[Item]:
+    """What a portion of a log has in it."""
+    file = io.BytesIO(portion)
+    while file.tell() < len(portion):
+        yield pickle.load(file)
 
 
 def _note(text: str) -> Item:

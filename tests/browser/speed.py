@@ -1,0 +1,60 @@
+"""How fast a page draws, on a machine that may be busy with something else."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+FRAME = 16.0
+"""Milliseconds that an update may take."""
+
+UNIT = 10.0
+"""Milliseconds that the work below takes where an update takes nine."""
+
+ROUNDS = 6
+
+_TIMES = """
+(turns) => {
+    const unit = () => {
+        const list = document.createElement("ul");
+        for (let at = 0; at < 300; at++) {
+            const item = document.createElement("li");
+            for (const tag of ["span", "span", "span", "button"]) {
+                const part = document.createElement(tag);
+                part.textContent = `${tag} of ${at}`;
+                part.setAttribute("title", `${at}`);
+                item.append(part);
+            }
+            list.append(item);
+        }
+        document.body.append(list);
+        document.body.offsetHeight;
+        list.remove();
+    };
+    const update = UPDATE;
+    const timed = (what) => {
+        const start = performance.now();
+        what();
+        document.body.offsetHeight;
+        return performance.now() - start;
+    };
+    return turns.map((each) => [timed(unit), timed(() => update(each))]);
+}
+"""
+
+
+def check_updates(page: Any, update: str, turns: list[Any]) -> None:
+    """Updates take no longer than a frame: the fastest of them, or where the machine is slow, in
+    comparison with other work of the same page at the same time.
+
+    `update` is a function in JavaScript that takes one of `turns`.
+    """
+    seen = []
+    for _ in range(ROUNDS):
+        times = page.evaluate(_TIMES.replace("UPDATE", update), turns)[1:]
+        best = min(each for _, each in times)
+        slower = statistics.median(each / unit for unit, each in times)
+        seen.append(f"{best:.1f} ms at best, {slower:.2f} of the unit")
+        if best <= FRAME or slower <= FRAME / UNIT:
+            return
+    raise AssertionError(f"an update takes longer than {FRAME:g} ms: {seen}")

@@ -1,0 +1,113 @@
+"""What a task writes to its standard streams, whoever writes it: Python, C code, a child process.
+
+While a task runs on the main thread, descriptors 1 and 2 are pipes, and a thread reads them.
+Between tasks they are what Ray made of them, which writes marks of its own there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpunb.runtime.output import Pipe
+from gpunb.workers.child import stream
+
+_NAMES = ("stdout", "stderr")
+
+
+class Capture:
+    """Takes the standard streams of this process while tasks run."""
+
+    def __init__(self, told: Callable[[str, str], object]) -> None:
+        """`told` is given the name of the stream and its text, on a thread."""
+        self._told = told
+        self._original = [os.dup(1), os.dup(2)]
+        self._pipes = [os.pipe(), os.pipe()]
+        self._texts = [Pipe(), Pipe()]
+        self._reading = threading.Lock()
+        self._ours: list[Any] | None = None
+        self.wrote = False
+        for number in range(2):
+            threading.Thread(
+                target=self._read, args=(number,), name="gpunb-output", daemon=True
+            ).start()
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """While a task runs."""
+        _flush()
+        before = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+        self.wrote = False
+        for number in range(2):
+            os.dup2(self._pipes[number][1], number + 1)
+        if self._ours is None:
+            self._ours = [stream(1), stream(2)]
+        sys.stdout, sys.stderr = self._ours
+        sys.__stdout__, sys.__stderr__ = self._ours  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            _flush()
+            for number in range(2):
+                os.dup2(self._original[number], number + 1)
+            sys.stdout, sys.stderr = before[:2]
+            sys.__stdout__, sys.__stderr__ = before[2:]  # type: ignore[misc]
+            self.drain()
+
+    def drain(self, patience: float = 2.0) -> None:
+        """Return when all that was written has been read."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            if not any(map(_waiting, (self._pipes[0][0], self._pipes[1][0]))):
+                with self._reading:
+                    if not any(map(_waiting, (self._pipes[0][0], self._pipes[1][0]))):
+                        return
+            time.sleep(0.0005)
+
+    def last_words(self) -> str:
+        """The end of standard error."""
+        return self._texts[1].last_lines()
+
+    def _read(self, number: int) -> None:
+        source, text, name = self._pipes[number][0], self._texts[number], _NAMES[number]
+        poll = _Poll(source)
+        while True:
+            poll.wait()
+            with self._reading:
+                data = os.read(source, 1 << 16)
+                said = text.feed(data)
+                if said:
+                    self.wrote = True
+                    self._told(name, said)
+
+
+class _Poll:
+    def __init__(self, descriptor: int) -> None:
+        import select
+
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self) -> None:
+        self._poll.poll()
+
+
+def _waiting(descriptor: int) -> int:
+    """Bytes in a pipe."""
+    data = fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0")
+    count: int = struct.unpack("i", data)[0]
+    return count
+
+
+def _flush() -> None:
+    for each in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            each.flush()

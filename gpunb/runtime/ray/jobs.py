@@ -1,0 +1,146 @@
+"""What the kernel knows of the tasks and actors that run on Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunb.backend import NewActor
+from gpunb.core.resources import Demand
+from gpunb.core.tasks import ActorId, TaskId
+
+HISTORY = 1000
+"""Jobs that are over and still known."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A task, a call of an actor, or its constructor.
+
+    Attributes:
+        ref: of its first result while it is not over; None later, so that nothing is kept.
+        began: on the clock of `time.monotonic`; None before.
+        node: the address of the node that it runs on.
+    """
+
+    id: TaskId
+    name: str
+    kind: str
+    demand: Demand
+    sink: Any = None
+    ref: Any = None
+    actor: ActorId = 0
+    parent: TaskId | None = None
+    state: str = "queued"
+    made: float = field(default_factory=time.monotonic)
+    began: float | None = None
+    ended: float | None = None
+    gpus: tuple[int | str, ...] = ()
+    node: str = ""
+    node_id: str = ""
+    pid: int | None = None
+    attempt: int = 1
+    worker: str = ""
+    cancelled: bool = False
+    late: float | None = None
+    told: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} (#{self.id})"
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("done", "failed", "cancelled")
+
+    @property
+    def seconds(self) -> float:
+        """In its present state; once it is over, of its last attempt."""
+        end = self.ended if self.ended is not None else time.monotonic()
+        start = self.began if self.began is not None else self.made
+        return max(0.0, end - start)
+
+    @property
+    def waited(self) -> float:
+        until = self.began if self.began is not None else self.ended or time.monotonic()
+        return max(0.0, until - self.made)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": self.state,
+            "seconds": round(self.seconds, 3),
+            "gpus": list(self.gpus),
+            "pid": self.pid,
+            "peak": None,
+            "hint": None,
+        }
+
+
+@dataclass(eq=False)
+class Actor:
+    """An actor. `own` if it was made in this session, which then knows of its end."""
+
+    id: ActorId
+    handle: Any
+    new: NewActor
+    name: str
+    demand: Demand
+    job: Job | None = None
+    ended: bool = False
+    own: bool = True
+    why: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        job = self.job
+        began = job is not None and job.began is not None
+        return {
+            "state": "ending" if self.ended else "running" if began else "queued",
+            "gpus": list(job.gpus) if job is not None else [],
+            "pid": job.pid if job is not None else None,
+            "type": self.new.type,
+            "class": self.name,
+            "name": self.new.name,
+        }
+
+
+class Jobs:
+    """All of them by number."""
+
+    def __init__(self) -> None:
+        self.open: dict[TaskId, Job] = {}
+        self.past: OrderedDict[TaskId, Job] = OrderedDict()
+        self.actors: dict[ActorId, Actor] = {}
+        self.counts = {"ended": 0}
+        self._lock = threading.Lock()
+
+    def add(self, job: Job) -> None:
+        with self._lock:
+            self.open[job.id] = job
+
+    def get(self, ident: TaskId) -> Job | None:
+        return self.open.get(ident) or self.past.get(ident)
+
+    def end(self, job: Job, state: str) -> None:
+        """It is over, in this state."""
+        with self._lock:
+            if self.open.pop(job.id, None) is None:
+                return
+            job.state = state
+            job.ended = time.monotonic()
+            job.ref = None
+            self.past[job.id] = job
+            self.counts["ended"] += 1
+            if len(self.past) > HISTORY:
+                self.past.popitem(last=False)
+        if job.kind != "create" and (end := getattr(job.sink, "end", None)) is not None:
+            end()
+
+    def forget(self, actor: ActorId) -> None:
+        """An actor is gone: its constructor is no work any more."""
+        with self._lock:
+            self.open.pop(actor, None)

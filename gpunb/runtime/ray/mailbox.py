@@ -1,0 +1,207 @@
+"""What workers tell the kernel while they run, and the kernel them: through one small Ray actor.
+
+Ray brings results; output, questions and news of who began come here. A worker sends at once, and
+then gathers for a moment, so that a lot of output is few calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+GATHER = 0.01
+"""Seconds for which a worker gathers what it has to tell."""
+
+_PATIENCE = 60.0
+
+SOON = 0.05
+"""Seconds that a call has to run before its worker listens: most are over by then."""
+
+_SHORT = 0.5
+"""Seconds for which a worker asks for messages. Ray lets no worker go that waits for anything."""
+
+
+class Box:
+    """Where messages lie until somebody takes them: one pile for the kernel, one each worker."""
+
+    def __init__(self) -> None:
+        self._piles: dict[str, list[Any]] = {}
+        self._news: dict[str, asyncio.Event] = {}
+
+    async def put(self, to: str, items: list[Any]) -> None:
+        """Leave messages."""
+        self._piles.setdefault(to, []).extend(items)
+        if to in self._news:
+            self._news[to].set()
+
+    async def take(self, to: str, patience: float) -> list[Any]:
+        """All messages that are there; waits for the first so many seconds."""
+        if not self._piles.get(to):
+            news = self._news[to] = asyncio.Event()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(news.wait(), patience)
+            if self._news.get(to) is news:
+                del self._news[to]
+        return self._piles.pop(to, [])
+
+
+KERNEL = "kernel"
+
+
+def box(node: str | None) -> Any:
+    """A new mailbox, on this node."""
+    options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 10_000, "max_restarts": 0}
+    if node is not None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+    return ray.remote(Box).options(name=None, **options).remote()
+
+
+class Mail:
+    """Takes what lies there for one, and hands it on from a thread of its own."""
+
+    def __init__(self, box: Any, to: str, heard: Callable[[Any], object]) -> None:
+        self._box = box
+        self._to = to
+        self._heard = heard
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="gpunb-mail", daemon=True)
+        self._thread.start()
+
+    def mine(self) -> bool:
+        """Whether the caller is the thread that hands on."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                items = ray.get(self._box.take.remote(self._to, _PATIENCE))
+            except Exception:  # the mailbox is gone, or all of Ray
+                return
+            for each in items:
+                try:
+                    self._heard(each)
+                except Exception:
+                    if not self._closed:
+                        traceback.print_exc()
+
+
+class Ear:
+    """Listens in a worker while a call runs there; always, if told so."""
+
+    def __init__(self, box: Any, to: str, heard: Callable[[Any], object], always: bool) -> None:
+        self._box = box
+        self._to = to
+        self._heard = heard
+        self._always = always
+        self._running = 0
+        self._news = threading.Condition()
+        threading.Thread(target=self._run, name="gpunb-ear", daemon=True).start()
+
+    def __enter__(self) -> None:
+        with self._news:
+            self._running += 1
+            self._news.notify()
+
+    def __exit__(self, *_: object) -> None:
+        with self._news:
+            self._running -= 1
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._running or self._always)
+            if not self._always:
+                time.sleep(SOON)
+                if not self._running:
+                    continue
+            try:
+                items = ray.get(self._box.take.remote(self._to, _SHORT))
+            except Exception:  # the kernel is gone
+                return
+            for each in items:
+                try:
+                    self._heard(each)
+                except Exception:
+                    traceback.print_exc()
+
+
+class Post:
+    """Sends messages to the kernel, in order, without making the sender wait."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="gpunb-post", daemon=True)
+        self._thread.start()
+
+    def send(self, box: Any, item: Any, to: str = KERNEL) -> None:
+        self._queue.put((box, to, item))
+
+    def flush(self, box: Any, timeout: float = 5.0) -> None:
+        """Return when all that was sent before has arrived."""
+        done = threading.Event()
+        self._queue.put((box, done, None))
+        done.wait(timeout)
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._queue.get()]
+            if not isinstance(batch[0][1], threading.Event):
+                self._send(batch)
+                batch = []
+                self._gather(batch)
+            for each in _split(batch):
+                if isinstance(each[0][1], threading.Event):
+                    self._arrived(*each[0][:2])
+                else:
+                    self._send(each)
+
+    def _gather(self, batch: list[Any]) -> None:
+        """What comes within a moment; less, if somebody waits for it to be sent."""
+        until = time.monotonic() + GATHER
+        while (left := until - time.monotonic()) > 0:
+            try:
+                batch.append(self._queue.get(timeout=left))
+            except queue.Empty:
+                return
+            if isinstance(batch[-1][1], threading.Event):
+                return
+
+    @staticmethod
+    def _send(batch: list[Any]) -> None:
+        box, to, _ = batch[0]
+        try:  # without a result: Ray lets no worker go that holds one
+            box.put.options(num_returns=0).remote(to, [item for _, _, item in batch])
+        except Exception:
+            pass  # the kernel is gone, and nobody reads it
+
+    @staticmethod
+    def _arrived(box: Any, done: threading.Event) -> None:
+        try:
+            ray.get(box.put.remote("", []), timeout=5)
+        except Exception:
+            pass
+        done.set()
+
+
+def _split(batch: list[Any]) -> list[list[Any]]:
+    """The messages together for each place that they go to, and the events between them."""
+    parts: list[list[Any]] = []
+    for each in batch:
+        if parts and parts[-1][0][:2] == each[:2]:
+            parts[-1].append(each)
+        else:
+            parts.append([each])
+    return parts

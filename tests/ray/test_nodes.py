@@ -1,0 +1,177 @@
+"""Tasks and actors on a cluster of several nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpunb
+from gpunb import exceptions
+from tests.waiting import Gate, eventually
+
+pytestmark = [pytest.mark.needs_ray, pytest.mark.usefixtures("by_value", "nodes")]
+WITHIN = 120
+
+
+@gpunb.remote
+def where() -> tuple[str, list[Any]]:
+    import ray
+
+    return ray.get_runtime_context().get_node_id(), gpunb.get_gpu_ids()
+
+
+def named(resource: str) -> str:
+    """The node that has a resource of that name."""
+    import ray
+
+    (found,) = [
+        each["NodeID"] for each in ray.nodes() if each["Alive"] and resource in each["Resources"]
+    ]
+    return str(found)
+
+
+def test_a_type_goes_to_the_node_that_has_it() -> None:
+    for kind, resource in (("A100", "first"), ("V100", "second")):
+        task = where.options(num_gpus=1, accelerator_type=kind)
+        assert gpunb.get(task.remote(), timeout=WITHIN) == (named(resource), [0])
+
+
+def test_types_in_order_of_preference() -> None:
+    task = where.options(num_gpus=1, accelerator_type=["H100", "V100"])
+    assert gpunb.get(task.remote(), timeout=WITHIN)[0] == named("second")
+
+
+def test_what_no_node_can_give_is_refused_with_what_each_has() -> None:
+    with pytest.raises(exceptions.InfeasibleRequestError) as caught:
+        where.options(num_gpus=2, accelerator_type="V100").remote()
+    text = str(caught.value)
+    assert "2 GPU" in text
+    assert "1 accelerator_type:V100" in text
+    assert "no autoscaler" in text
+    with pytest.raises(exceptions.InfeasibleRequestError):
+        where.options(num_gpus=3).remote()  # three there are, but on two nodes
+
+
+def test_memory_of_devices_cannot_be_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"num_gpus=0\.5"):
+        where.options(gpu_memory="1GiB").remote()
+
+
+def test_objects_and_references_go_between_nodes() -> None:
+    @gpunb.remote(resources={"first": 0.1})
+    def made() -> Any:
+        import numpy as np
+
+        return [gpunb.put(np.arange(100_000))]
+
+    @gpunb.remote(resources={"second": 0.1})
+    def used(refs: list[Any], array: Any) -> int:
+        array += 1
+        return int(gpunb.get(refs[0]).sum() + array.sum())
+
+    refs = gpunb.get(made.remote(), timeout=WITHIN)
+    total = sum(range(100_000))
+    assert gpunb.get(used.remote(refs, refs[0]), timeout=WITHIN) == 2 * total + 100_000
+
+
+def test_the_status_has_the_devices_of_all_nodes(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    @gpunb.remote(num_gpus=0.5, accelerator_type="V100")
+    def holds() -> None:
+        gate.enter()
+
+    ref = holds.remote()
+    try:
+        eventually(gate.came, within=WITHIN)
+        eventually(lambda: gpunb.status()["running"], within=WITHIN)
+        facts = gpunb.status()
+        assert [each["type"] for each in facts["devices"]].count("A100") == 2
+        (held,) = [each for each in facts["devices"] if each["held"]]
+        assert held["type"] == "V100"
+        assert held["held"] == [[ref.task_id, 0.5]]
+        assert held["free"] == 0.5
+        schema = Path(gpunb.__file__).parent / "runtime" / "snapshot.schema.json"
+        jsonschema = pytest.importorskip("jsonschema")
+        jsonschema.validate(json.loads(json.dumps(facts)), json.loads(schema.read_text()))
+    finally:
+        gate.open()
+        gpunb.get(ref, timeout=WITHIN)
+
+
+def test_options_for_ray_itself() -> None:
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group = placement_group([{"GPU": 1}, {"GPU": 1}], strategy="STRICT_PACK")
+    ray.get(group.ready(), timeout=WITHIN)
+    try:
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=1)
+        task = where.options(num_gpus=1, ray={"scheduling_strategy": strategy})
+        assert gpunb.get(task.remote(), timeout=WITHIN)[0] == named("first")
+    finally:
+        remove_placement_group(group)
+
+
+def test_a_time_out() -> None:
+    @gpunb.remote(timeout=1)
+    def sleeps() -> None:
+        import time
+
+        time.sleep(60)
+
+    with pytest.raises(TimeoutError, match="its timeout of 1 s"):
+        gpunb.get(sleeps.remote(), timeout=WITHIN)
+
+
+def test_the_loss_of_a_node(nodes: Any, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    @gpunb.remote(resources={"lost": 1}, max_retries=0)
+    def waits() -> None:
+        gate.enter("task")
+
+    @gpunb.remote(resources={"lost": 1})
+    class Waits:
+        def pid(self) -> int:
+            return os.getpid()
+
+    node = nodes.add(0, cpus=1, lost=2)
+    gpunb.status()  # so that it is known
+    ref, actor = waits.remote(), Waits.remote()
+    gpunb.get(actor.pid.remote(), timeout=WITHIN)
+    eventually(lambda: gate.came("task"), within=WITHIN)
+    nodes.lose(node)
+    with pytest.raises(exceptions.WorkerCrashedError, match="node"):
+        gpunb.get(ref, timeout=WITHIN)
+    with pytest.raises(exceptions.ActorError):
+        gpunb.get(actor.pid.remote(), timeout=WITHIN)
+    assert gpunb.get(where.remote(), timeout=WITHIN)
+
+
+def test_another_attempt_on_another_node(nodes: Any, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    @gpunb.remote(resources={"either": 1}, max_retries=2)
+    def attempt() -> str:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        gate.enter(node)
+        return str(node)
+
+    first = nodes.add(0, cpus=1, either=1)
+    gpunb.status()
+    ref = attempt.remote()
+    eventually(lambda: gate.count() == 1, within=WITHIN)
+    nodes.add(0, cpus=1, either=1)
+    nodes.lose(first)
+    eventually(lambda: gate.count() == 2, within=WITHIN)
+    gate.open()
+    came = gpunb.get(ref, timeout=WITHIN)
+    assert gate.came(came)

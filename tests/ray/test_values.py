@@ -1,0 +1,75 @@
+"""How values and references travel; without Ray."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from gpunb import serialize
+from gpunb.runtime.ray.kits import changes
+from gpunb.runtime.ray.parcels import Arrived, Parcel, pack
+from gpunb.runtime.ray.table import Table
+from tests.waiting import eventually
+
+np = pytest.importorskip("numpy")
+
+
+def sent(parcel: Parcel) -> Parcel:
+    """As Ray does it: large parts stay out of the stream, and arrive read-only."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(parcel, protocol=5, buffer_callback=buffers.append)
+    assert len(stream) < 10_000
+    arrived = [memoryview(bytes(each.raw())) for each in buffers]
+    found: Parcel = pickle.loads(stream, buffers=arrived)
+    return found
+
+
+@pytest.mark.parametrize("size", [10, 1_000, 100_000])
+def test_an_array_arrives_writable(size: int) -> None:
+    array = np.arange(size, dtype="i8")
+    left: list[Any] = []
+    parcel = sent(pack(serialize.dumps({"a": array}), lambda obj: None))
+    value = serialize.loads(Arrived(parcel, left.append))["a"]
+    value += 1
+    assert value[0] == 1
+    assert value.sum() == array.sum() + size
+    assert array[0] == 0
+
+
+def test_references_go_beside_the_value() -> None:
+    payload = serialize.dumps([1])
+    payload.references = ((7, 0),)
+    parcel = sent(pack(payload, lambda obj: f"ref of {obj}", more=[(8, 0)], told=7))
+    assert parcel.references == ((7, 0), (8, 0))
+    assert parcel.refs == ("ref of (7, 0)", "ref of (8, 0)")
+    assert parcel.told == 7
+    left: list[Any] = []
+    arrived = Arrived(parcel, left.append)
+    assert not left
+    del arrived
+    assert left == [((7, 0), (8, 0))]
+
+
+def test_an_object_is_known_as_long_as_anything_refers_to_it() -> None:
+    gone: list[Any] = []
+    table = Table(lambda obj, ref: gone.append((obj, ref)))
+    table.add((1, 0), "one")
+    table.arrive([(1, 0), (2, 0), (3, 0)], ["other", "two", None])
+    assert (table.find((1, 0)), table.find((2, 0)), table.find((3, 0))) == ("one", "two", None)
+    table.hold((2, 0))
+    table.leave([(1, 0), (2, 0), (3, 0)])
+    eventually(lambda: gone == [((3, 0), None)])
+    assert (table.find((1, 0)), table.find((2, 0))) == ("one", "two")
+    table.drop((1, 0))
+    table.drop((2, 0))
+    eventually(lambda: gone[1:] == [((1, 0), "one"), ((2, 0), "two")])
+    assert table.find((1, 0)) is None
+    table.close()
+
+
+def test_changes_of_the_environment_without_what_is_rays() -> None:
+    before = {"kept": "1", "gone": "1", "other": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    now = {"kept": "1", "other": "2", "new": "3", "RAY_ADDRESS": "x"}
+    assert changes(before, now) == {"gone": None, "other": "2", "new": "3"}

@@ -23,6 +23,9 @@ from tests.sessions import ROOT
 
 pytest.importorskip("hatchling")
 
+LOCK = ROOT / "labextension/package-lock.json"
+HOSTS = re.compile(r"https?://[^/\"\s]*(npm|yarn|pypi|registry|pythonhosted)")
+
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
@@ -53,10 +56,10 @@ def made(hook: ModuleType, root: Path, target: str = "wheel", version: str = "st
 
     said: list[str] = []
     app = SimpleNamespace(display_info=said.append)
-    data: dict[str, Any] = {"shared_data": {}}
+    data: dict[str, Any] = {"shared_data": {}, "sbom_files": []}
     each = hook.Labextension(str(root), {}, None, None, str(root), target, app)
     each.initialize(version, data)
-    return data["shared_data"], said
+    return SimpleNamespace(shared=data["shared_data"], bills=data["sbom_files"], said=said)
 
 
 def test_without_node_the_wheel_cannot_be_built_and_that_is_said(
@@ -77,9 +80,9 @@ def test_an_editable_install_needs_no_node(
     hook: ModuleType, path: Callable[..., None], tmp_path: Path
 ) -> None:
     path()
-    shared, said = made(hook, tmp_path, version="editable")
-    assert shared == {}
-    assert "make labextension" in said[0]
+    result = made(hook, tmp_path, version="editable")
+    assert result.shared == {}
+    assert "make labextension" in result.said[0]
 
 
 def test_a_source_distribution_needs_no_node(
@@ -89,10 +92,14 @@ def test_a_source_distribution_needs_no_node(
     (tmp_path / "PKG-INFO").touch()
     with pytest.raises(RuntimeError, match="lacks gpunb/labextension"):
         made(hook, tmp_path)
-    (tmp_path / hook.BUILT).mkdir(parents=True)
+    (tmp_path / hook.LICENCES).parent.mkdir(parents=True)
+    (tmp_path / hook.LICENCES).write_text('{"packages": []}')
     (tmp_path / hook.BUILT / "package.json").touch()
-    shared, _ = made(hook, tmp_path)
-    assert shared[hook.BUILT] == "share/jupyter/labextensions/gpunb"
+    (tmp_path / hook.SOURCES).mkdir()
+    shutil.copy(LOCK, tmp_path / hook.SOURCES)
+    result = made(hook, tmp_path)
+    assert result.shared[hook.BUILT] == "share/jupyter/labextensions/gpunb"
+    assert [(tmp_path / each).exists() for each in result.bills] == [True]
 
 
 def test_jupyter_finds_what_the_wheel_brings() -> None:
@@ -106,14 +113,90 @@ def test_jupyter_finds_what_the_wheel_brings() -> None:
 
 def test_the_lock_names_no_registry() -> None:
     """So that it holds wherever packages come from; npm fills it in."""
-    text = (ROOT / "labextension" / "package-lock.json").read_text()
+    text = LOCK.read_text()
     assert '"resolved"' not in text
-    assert not re.search(r"https?://[^/\"]*(npm|yarn|registry)", text)
+    assert not HOSTS.search(text)
 
 
 def test_the_versions_agree() -> None:
     package = json.loads((ROOT / "labextension" / "package.json").read_text())
     assert package["version"] == gpunb.__version__
+    lock = json.loads(LOCK.read_text())
+    assert lock["version"] == lock["packages"][""]["version"] == gpunb.__version__
+    latest = re.search(r"^## \[(.+?)\] - (unreleased|20\d\d-\d\d-\d\d)$", changes(), re.MULTILINE)
+    assert latest is not None
+    assert latest[1] == gpunb.__version__
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    kinds = re.findall(r"^### (.+)$", changes(), re.MULTILINE)
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def changes() -> str:
+    return (ROOT / "CHANGELOG.md").read_text()
+
+
+FOUND = {"name": "@scope/part", "versionInfo": "1.2.3", "licenseId": "MIT"}
+LOCKED = {"version": "1.2.3", "license": "MIT", "integrity": "sha512-AAEC"}
+
+
+def bill_of(hook: ModuleType, found: dict[str, Any], locked: dict[str, Any]) -> Any:
+    own = {"version": "9", "license": "BSD-3-Clause"}
+    lock = {"packages": {"": own, "node_modules/a/node_modules/@scope/part": locked}}
+    return hook.bill({"packages": [found]}, lock)
+
+
+def test_the_bill_of_materials_says_what_is_bundled(hook: ModuleType) -> None:
+    bill = bill_of(hook, FOUND, LOCKED)
+    (part,) = bill["components"]
+    assert (part["group"], part["name"], part["version"]) == ("@scope", "part", "1.2.3")
+    assert part["purl"] == "pkg:npm/%40scope/part@1.2.3"
+    assert part["licenses"] == [{"license": {"id": "MIT"}}]
+    assert part["hashes"] == [{"alg": "SHA-512", "content": "000102"}]
+    assert bill["dependencies"][0] == {"ref": "pkg:npm/gpunb@9", "dependsOn": [part["bom-ref"]]}
+
+
+@pytest.mark.parametrize(
+    ("found", "locked", "says"),
+    [
+        (
+            {"versionInfo": "1.2.4"},
+            {},
+            r"part 1\.2\.4 is in the extension, but not in package-lock",
+        ),
+        ({"name": "part"}, {}, r"part 1\.2\.3 is in the extension, but not in package-lock"),
+        ({"licenseId": ""}, {"license": ""}, r"with the licence ''"),
+        ({}, {"license": "GPL-3.0"}, r"with the licence 'MIT', and in .* 'GPL-3\.0'"),
+    ],
+)
+def test_what_is_not_known_of_it_stops_the_build(
+    hook: ModuleType, found: dict[str, Any], locked: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RuntimeError, match=says):
+        bill_of(hook, FOUND | found, LOCKED | locked)
+
+
+def test_all_that_is_bundled_is_in_the_bill(hook: ModuleType) -> None:
+    """What the sources import comes from JupyterLab itself, so the build's own list is all."""
+    built = ROOT / hook.BUILT
+    if not (built / "package.json").exists():
+        pytest.skip("`make labextension` builds it")
+    (entry,) = (built / "static").glob("remoteEntry.*.js")
+    shared = set(re.findall(r'shareKey:"([^"]+)",import:null', entry.read_text()))
+    compiled = [each.read_text() for each in (ROOT / "labextension/lib").glob("*.js")]
+    imported = set(re.findall(r"""\bfrom ['"]([^.'"][^'"]*)['"]""", "\n".join(compiled)))
+    assert "@jupyterlab/application" in imported
+    assert imported <= shared, "what of these is bundled?"
+
+    found = json.loads((ROOT / hook.LICENCES).read_text())
+    assert all(each["extractedText"] for each in found["packages"])
+    bill = hook.bill(found, json.loads(LOCK.read_text()))
+    names = {
+        "/".join(filter(None, [each.get("group"), each["name"]])) for each in bill["components"]
+    }
+    assert names == {"@rspack/core", "css-loader", "style-loader"}
+    assert not HOSTS.search(json.dumps(bill) + json.dumps(found))
 
 
 @pytest.mark.slow
@@ -129,6 +212,13 @@ def test_an_installed_wheel_brings_both_extensions_and_needs_no_node(tmp_path: P
     assert any(name.endswith("share/jupyter/labextensions/gpunb/install.json") for name in names)
     assert not any(name.startswith("gpunb/labextension/") for name in names), "it is there twice"
     assert not any("node_modules" in name for name in names)
+    bills = [name for name in names if ".dist-info/sboms/" in name]
+    assert [Path(name).name for name in bills] == ["labextension.cdx.json"]
+    (licences,) = (name for name in names if name.endswith("third-party-licenses.json"))
+    with zipfile.ZipFile(wheel) as archive:
+        parts = json.loads(archive.read(bills[0]))["components"]
+        texts = json.loads(archive.read(licences))["packages"]
+    assert len(parts) == len(texts) > 0
 
     run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")])
     python = str(tmp_path / "venv/bin/python")

@@ -1,51 +1,31 @@
-"""The notebooks, executed once for all tests."""
+"""The notebooks, executed once for all tests of a file."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbval.plugin import IPyNbFile, coalesce_streams, get_sanitize_patterns
+
+from tests.notebooks.store import executed, run
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-TIMEOUT = 300
+SANITIZE = Path(__file__).parent / "nbval.cfg"
+
+Differences = Callable[[Path, Path], list[str]]
 
 
-def run(*command: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command of this environment's Python."""
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT,
-    )
+def code_cells(path: Path) -> list[nbformat.NotebookNode]:
+    return [each for each in nbformat.read(path, as_version=4).cells if each.cell_type == "code"]
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future]]:
-    """Both notebooks, side by side: one as `make demo` does it, one without a script around it."""
-    path = tmp_path_factory.mktemp("executed") / "02-cells.ipynb"
-    shutil.copyfile(NOTEBOOKS / path.name, path)
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            "demo": pool.submit(run, NOTEBOOKS / "run_demo.py"),
-            "cells": pool.submit(run, "-m", "jupyter", "execute", "--inplace", path),
-            "path": pool.submit(lambda: path),
-        }
-
-
-@pytest.fixture(scope="session")
-def demo(runs: dict[str, Future]) -> subprocess.CompletedProcess[str]:
+def demo() -> subprocess.CompletedProcess[str]:
     """What `make demo` does."""
-    return runs["demo"].result()
+    return run(NOTEBOOKS / "run_demo.py")
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +36,24 @@ def quickstart(demo: subprocess.CompletedProcess[str]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cells_notebook(runs: dict[str, Future]) -> Path:
+def cells_notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The notebook on cells, executed."""
-    done = runs["cells"].result()
-    assert done.returncode == 0, done.stderr
-    return runs["path"].result()
+    return executed(NOTEBOOKS / "02-cells.ipynb", tmp_path_factory.mktemp("executed"))
+
+
+@pytest.fixture(scope="session")
+def differences(request: pytest.FixtureRequest) -> Differences:
+    """Says in which outputs a notebook differs from another run of it, by nbval's own rules."""
+
+    def find(notebook: Path, again: Path) -> list[str]:
+        file = IPyNbFile.from_parent(request.session, path=notebook)
+        file.sanitize_patterns.update(get_sanitize_patterns(SANITIZE.read_text()))
+        found = []
+        for cell, fresh in zip(file.collect(), code_cells(again), strict=True):
+            assert cell.cell.id == fresh.id
+            stored, outputs = map(coalesce_streams, (cell.cell.outputs, fresh.outputs))
+            if cell.options["check"] and not cell.compare_outputs(outputs, stored):
+                found.append(f"{fresh.id}: " + "\n".join(cell.comparison_traceback))
+        return found
+
+    return find

@@ -9,6 +9,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.notebooks.conftest import NOTEBOOKS, Differences
+
 FAILS = "raises-exception"
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -54,6 +56,12 @@ def test_only_the_cells_that_are_to_fail_do(cells: dict[str, Any]) -> None:
     tagged = {name for name, cell in cells.items() if FAILS in cell.metadata.get("tags", [])}
     assert failed == tagged == {"error", "infeasible"}
     assert not any(text(cell, "stderr") for cell in cells.values())
+
+
+def test_the_outputs_are_those_that_are_kept(
+    cells_notebook: Path, differences: Differences
+) -> None:
+    assert not differences(NOTEBOOKS / cells_notebook.name, cells_notebook)
 
 
 def test_names_go_in_and_come_home(cells: dict[str, Any]) -> None:

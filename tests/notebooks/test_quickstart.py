@@ -1,7 +1,13 @@
 """The quick start runs from start to end, and shows what it promises."""
 
+import re
+import shutil
+
 import nbformat
 import pytest
+
+from tests.notebooks.conftest import SANITIZE, code_cells
+from tests.notebooks.store import run
 
 
 @pytest.mark.kernel
@@ -33,3 +39,15 @@ def test_no_cell_wrote_to_standard_error(quickstart):
         if output.output_type == "stream" and output.name == "stderr"
     ]
     assert streams == []
+
+
+@pytest.mark.kernel
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nbval_finds_the_same_outputs_again(quickstart, tmp_path):
+    path = shutil.copy(quickstart, tmp_path)
+    nbval = ["-m", "pytest", "--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}"]
+    done = run(*nbval, "-p", "no:cacheprovider", f"--rootdir={tmp_path}", path, folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    (passed,) = re.findall(r"=+ (\d+) passed in", done.stdout)
+    assert int(passed) == len(code_cells(quickstart))

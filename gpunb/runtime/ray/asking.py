@@ -124,8 +124,12 @@ class Cluster:
         """In words: what no node can give, and what each of them has."""
         there = "; ".join(each.words() for each in self.nodes())
         scaler = self.autoscaler()
-        grows = f"; {scaler}" if scaler else "; no autoscaler is there to bring another node"
-        return f"asks for {demand}, which no node of the cluster can ever give ({there}){grows}"
+        if scaler:
+            return f"asks for {demand}, which no node can give now: there is {there}; {scaler}"
+        return (
+            f"asks for {demand}, which can never be given: there is {there}; no autoscaler is "
+            "there to bring another node"
+        )
 
     def feasible(self, demand: Demand) -> bool:
         """Whether some node can ever give it."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray._private import auto_init_hook
 
 from gpunb import serialize
 from gpunb.backend import HANDLE, Call, Context, ObjectId, Outcome
@@ -39,6 +40,9 @@ KERNELS = 1_000_000
 LOOK = 0.5
 """Seconds after which it is looked again for tasks that ended without a word."""
 
+_ENDS_WITHIN = 2.0
+"""Seconds for a thread to end, before what it may ask is gone."""
+
 _TOLD_WITHIN = 5.0
 """Seconds for which a result waits for the output before it."""
 
@@ -46,6 +50,8 @@ _TOLD_WITHIN = 5.0
 def start(address: str, settings: Mapping[str, Any]) -> Kernel:
     """Join a cluster, or start one."""
     own = not ray.is_initialized()
+    # Else whatever asks a little late, as a destructor may, starts another cluster by that.
+    auto_init_hook.enable_auto_connect = False
     if own:
         wanted = {name: value for name, value in settings.items() if value is not None}
         client = address.startswith("ray://")
@@ -62,6 +68,13 @@ def start(address: str, settings: Mapping[str, Any]) -> Kernel:
             ray.init(address if client else None, **({} if client else quiet), **wanted)
         except ConnectionError as error:
             raise GpunbError(f"address={address!r} cannot be reached: {error}") from error
+        except ValueError as error:
+            if not wanted or "existing cluster" not in str(error):
+                raise
+            raise ValueError(
+                f"{', '.join(wanted)} cannot be said, because a Ray cluster runs here already: "
+                f"gpunb.init({address!r}) joins it as it is"
+            ) from error
     elif given := [name for name, value in settings.items() if value is not None]:
         raise ValueError(
             f"{', '.join(given)} cannot be said when ray.init was called before: what the cluster "
@@ -107,6 +120,7 @@ class Kernel(OnRay):
         self.status = Status(self)
         self.box = box(context.get_node_id())
         self._mail = Mail(self.box, KERNEL, Hearing(self).hear)
+        self._over = threading.Event()
         self._looker = threading.Thread(target=self._look, name="gpunb-look", daemon=True)
         self._looker.start()
         atexit.register(self.shutdown)
@@ -268,6 +282,7 @@ class Kernel(OnRay):
         if self.closed or os.getpid() != self._pid:
             return
         self.closed = True
+        self._over.set()
         atexit.unregister(self.shutdown)
         self._mail.close()
         for watch in self._watches:
@@ -286,6 +301,9 @@ class Kernel(OnRay):
                 ray.kill(self.box)
             except Exception:
                 pass  # it is gone
+            if threading.current_thread() is not self._looker:
+                self._looker.join(_ENDS_WITHIN)
+            self._mail.join(_ENDS_WITHIN)
             if self.ends_ray:
                 ray.shutdown()
 
@@ -368,8 +386,7 @@ class Kernel(OnRay):
 
     def _look(self) -> None:
         """Find what ended without a word: crashed, cancelled in the queue, lost with its node."""
-        while not self.closed:
-            time.sleep(LOOK)
+        while not self._over.wait(LOOK):
             try:
                 self.look()
             except Exception:

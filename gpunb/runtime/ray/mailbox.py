@@ -84,6 +84,11 @@ class Mail:
     def close(self) -> None:
         self._closed = True
 
+    def join(self, seconds: float) -> None:
+        """Wait for the thread, once the mailbox is gone."""
+        if not self.mine():
+            self._thread.join(seconds)
+
     def _run(self) -> None:
         while not self._closed:
             try:

@@ -40,6 +40,9 @@ INLINE_CODE = 8192
 KEPT = 512
 """Functions and their Ray counterparts that are kept."""
 
+_COUNTED_WITHIN = 0.1
+"""Seconds for which Ray may count a call as pending whose result is there."""
+
 _FOR_US = "gpunb"
 
 
@@ -260,15 +263,20 @@ class OnRay(Objects):
         options: dict[str, Any] = {"max_task_retries": call.spec.max_retries}
         if call.retry is not False:
             options["retry_exceptions"] = [failures.Again]
-        try:
-            ref = method.options(
-                name=call.spec.name, num_returns=_returns(call.returns), **options
-            ).remote(head, self._packed(call), *self._inputs(call))
-        except rays.PendingCallsLimitExceeded as error:
-            raise PendingCallsLimitExceeded(
-                f"{call.spec.name}: the actor #{call.actor} has as many calls as its "
-                f"max_pending_calls allows ({failures.plain(error)})"
-            ) from None
+        ready = method.options(name=call.spec.name, num_returns=_returns(call.returns), **options)
+        arguments = (head, self._packed(call), *self._inputs(call))
+        until = time.monotonic() + _COUNTED_WITHIN
+        while True:
+            try:
+                ref = ready.remote(*arguments)
+                break
+            except rays.PendingCallsLimitExceeded as error:
+                if time.monotonic() > until:
+                    raise PendingCallsLimitExceeded(
+                        f"{call.spec.name}: the actor #{call.actor} has as many calls as its "
+                        f"max_pending_calls allows ({failures.plain(error)})"
+                    ) from None
+                time.sleep(0.002)
         return self._results(call, head, ref)
 
     def find_actor(self, name: str, namespace: str) -> tuple[ObjectId, bytes]:

@@ -81,11 +81,14 @@ ON_THE_BACKEND = {
     "backend-names": "An actor ends with its maker's handles; one that was looked up does not.",
     "backend-memory": "`gpu_memory` is refused: Ray does not know how large devices are.",
     "backend-types": "A type is of a node: Ray matches nodes, and takes a thousandth of it.",
+    "backend-kept-workers": "A GPU on which a worker was kept is given to others as well.",
 }
 """Where gpunb on a Ray cluster differs from gpunb elsewhere, as Ray decides it."""
 
 TESTS_ON_THE_BACKEND: dict[str, str] = {
     "test_a_queued_call_of_an_actor": "backend-queued-calls",
+    "test_where_others_go_when_a_worker_was_kept": "backend-kept-workers",
+    "test_many_share_a_type_that_they_reserve_nothing_of": "backend-types",
 }
 """The tests in which that shows; they are expected to fail there."""
 

@@ -313,13 +313,21 @@ def test_a_session_goes_on_without_a_ledger_and_says_so(start, monkeypatch, tmp_
     assert warning.startswith("other sessions do not know which devices this one uses")
 
 
-def test_a_fork_of_the_kernel_does_not_keep_its_leases(start, other, ledger):
+def test_a_fork_of_the_kernel_does_not_keep_its_leases(start, other):
     kernel = other()
+    kernel.do("model = Model.options(num_gpus=1).remote()")
+    assert kernel.do("gpunb.get(model.ready.remote())")
     kernel.do("import os; child = os.fork() or time.sleep(1000)")
-    start(simulate=ONE)
-    kernel.kill()
-    eventually(lambda: len(list(ledger.glob("*.json"))) == 1 or gpunb.status(), "it is gone")
-    assert gpunb.get(whole.remote(), timeout=PATIENCE)
+    child = kernel.do("child")
+    try:
+        start(simulate=ONE)
+        ref = whole.remote()
+        assert gpunb.wait([ref], timeout=0.1)[0] == []
+        kernel.kill()
+        assert gpunb.get(ref, timeout=PATIENCE)
+        assert sessions.alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 # ------------------------------------------------------------------------------------- max_gpus

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbval.plugin import get_sanitize_patterns
 
-from tests.notebooks.conftest import NOTEBOOKS, Differences, code_cells
+from tests.notebooks.conftest import NOTEBOOKS, SANITIZE, Differences, code_cells
 from tests.notebooks.store import TIMEOUT, executed
 
 QUICKSTART, CELLS, *OTHERS = sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -57,6 +58,13 @@ def test_it_gives_the_same_outputs_again(
     notebook: Path, again: dict[str, Future[Path]], differences: Differences
 ) -> None:
     assert not differences(notebook, again[notebook.stem].result())
+
+
+def test_nbval_reads_all_of_its_rules() -> None:
+    """It drops one whose replacement is empty, without a word."""
+    text = SANITIZE.read_text()
+    names = re.findall(r"^\[\w+\]$", text, re.MULTILINE)
+    assert len(get_sanitize_patterns(text)) == len(names)
 
 
 def test_another_output_would_be_found(differences: Differences, tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ _shell: Shell | None = None
 
 
 def prepare() -> Shell:
-    """Make the process's shell; in the zygote, so that a cell does not wait for it."""
+    """The process's shell, which is made by the first who asks."""
     global _shell
     if _shell is None:
         config = Config()
@@ -195,7 +195,6 @@ def prepare() -> Shell:
             # They do nothing for us, and an interrupt that comes while they run would be lost.
             shell.events.callbacks[event].clear()
         by_reference(Shell)
-        _rehearse(shell)
         _shell = shell
     return _shell
 
@@ -206,9 +205,10 @@ def by_reference(kind: type) -> None:
     copyreg.pickle(kind, lambda _: (get_ipython, ()))
 
 
-def _rehearse(shell: Shell) -> None:
-    """Run a cell and fail in one: what IPython imports and compiles for that takes a fresh worker
-    longer than most cells do."""
+def rehearse() -> None:
+    """Run a cell and fail in one, where no cell waits for it: what IPython imports and compiles for
+    that takes longer than most cells do."""
+    shell = prepare()
     for text in ("pass", "0 / 0"):
         shell.run_cell(text, store_history=False)
     shell.traceback_lines = []

@@ -266,7 +266,7 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
     importlib.import_module("gpunb.workers.hosting")  # what asyncio takes to load, for all actors
     if "IPython" in sys.modules:
         importlib.import_module("gpunb.workers.cells")
-        importlib.import_module("gpunb.workers.shell").prepare()
+        importlib.import_module("gpunb.workers.shell").rehearse()
     threads.find()
     unsafe = _unsafe()
     # From here on the poll loop sees the end of the parent and can clean up after itself.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gpunb
-from gpunb import exceptions
+from gpunb import backend, exceptions
 from tests.sessions import script
 from tests.waiting import Gate, eventually
 
@@ -102,6 +102,33 @@ def test_the_status_has_the_devices_of_all_nodes(tmp_path: Path) -> None:
     finally:
         gate.open()
         gpunb.get(ref, timeout=WITHIN)
+
+
+def test_a_process_is_ready_before_there_is_work_for_it(tmp_path: Path) -> None:
+    gate, ready = Gate(tmp_path), backend.current().warming.ready
+    node = named("second")
+
+    @gpunb.remote(num_gpus=1, accelerator_type="V100")
+    def runs(waits: bool = False) -> int:
+        if waits:
+            gate.enter()
+        return os.getpid()
+
+    gpunb.get(runs.remote(), timeout=WITHIN)
+    first = eventually(lambda: ready.get(node), within=WITHIN)
+    waiting = runs.remote(waits=True)
+    try:
+        eventually(gate.came, within=WITHIN)
+        eventually(lambda: ready[node] is None, within=WITHIN)
+        after = runs.remote()
+    finally:
+        gate.open()
+    assert gpunb.get(waiting, timeout=WITHIN) == first
+    second = gpunb.get(after, timeout=WITHIN)
+    third = eventually(lambda: ready[node], within=WITHIN)
+    assert len({first, second, third}) == 3
+    eventually(lambda: gpunb.available_resources()["GPU"] == 3, "Ray has all back", within=WITHIN)
+    assert gpunb.get(runs.remote(), timeout=WITHIN) == third
 
 
 def test_options_for_ray_itself() -> None:

@@ -38,6 +38,7 @@ class Hearing:
         job = self._jobs.get(task) or self._nested(task, *call)
         job.state, job.attempt, job.pid, job.worker = "running", attempt, pid, worker
         job.node_id, job.gpus, job.began = node, tuple(gpus), time.monotonic()
+        self._kernel.warming.began(job)
         on = getattr(job.sink, "on", None)
         if on is not None:
             on(pid)
@@ -68,6 +69,7 @@ class Hearing:
             return
         if job.kind != "create":
             self._jobs.end(job, "cancelled" if job.cancelled and state == "failed" else state)
+            self._kernel.warming.over()
         job.told.set()
 
     def _failed(self, actor: ActorId, data: tuple[Any, ...]) -> None:

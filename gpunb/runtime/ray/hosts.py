@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,6 +16,16 @@ def execute(head: Any, arguments: Any, *inputs: Any) -> Any:
 def stream(head: Any, arguments: Any, *inputs: Any) -> Iterator[Any]:
     """A task with results that come one by one."""
     yield from _worker().run_stream(head, arguments, inputs)
+
+
+def load() -> int:
+    """Load what any work needs, for what comes to this process later; the number of the process."""
+    from gpunb.workers import shell
+
+    _worker()
+    importlib.import_module("gpunb.workers.cells")
+    shell.rehearse()
+    return os.getpid()
 
 
 class Host:

@@ -31,6 +31,7 @@ from gpunb.runtime.ray.kits import Kit, changes
 from gpunb.runtime.ray.mailbox import KERNEL, Mail, box
 from gpunb.runtime.ray.onray import Head, OnRay
 from gpunb.runtime.ray.status import Status
+from gpunb.runtime.ray.warming import Warming
 from gpunb.runtime.setup import Present
 from gpunb.serialize import Payload
 
@@ -118,6 +119,7 @@ class Kernel(OnRay):
         self._said: tuple[Any, tuple[str, list[Any]]] = (None, ("", []))
         self.changed = threading.Event()
         self.status = Status(self)
+        self.warming = Warming(self)
         self.box = box(context.get_node_id())
         self._mail = Mail(self.box, KERNEL, Hearing(self).hear)
         self._over = threading.Event()
@@ -125,6 +127,7 @@ class Kernel(OnRay):
         self._looker.start()
         atexit.register(self.shutdown)
         self.machine = self._machine()
+        self.warming.begin(context.get_node_id())
 
     def _machine(self) -> Machine:
         """The cluster as one machine, for the session's representation."""
@@ -268,8 +271,10 @@ class Kernel(OnRay):
             case "total":
                 return _plain(ray.cluster_resources())
             case "available":
-                free = _plain(ray.available_resources())
-                return {name: free.get(name, 0.0) for name in self.ask("total")}
+                there, total = ray.available_resources(), self.ask("total")
+                there["GPU"] = there.get("GPU", 0.0) + self.warming.holds
+                free = _plain(there)
+                return {name: min(free.get(name, 0.0), most) for name, most in total.items()}
             case "actor":
                 known = self._actors.get(*arguments)
                 return None if known is None or self.is_over(known) else known.facts()
@@ -408,6 +413,7 @@ class Kernel(OnRay):
                 if not job.over:
                     self.jobs.end(job, self._state(job))
                     job.told.set()
+                    self.warming.over()
 
     def _state(self, job: Job) -> str:
         try:

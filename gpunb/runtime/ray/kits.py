@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gpunb.accelerators import pin_environment
 from gpunb.core.resources import UNIT
 from gpunb.core.shares import pool
 from gpunb.runtime.setup import EXPOSE
@@ -52,6 +51,8 @@ def setup_of(kit: Kit, gpus: tuple[int | str, ...], units: int) -> tuple[Any, ..
         if sorted(os.environ.get(_VISIBLE, "").split(",")) == sorted(map(str, gpus)):
             environment[_VISIBLE] = ",".join(map(str, gpus))  # the same in ascending order
     elif os.environ.get(EXPOSE) != "1" and kit.changes.get(EXPOSE) != "1":
+        from gpunb.accelerators import pin_environment  # not what a task on a GPU waits for
+
         environment.update(pin_environment(()))
     directory = kit.directory if kit.directory and os.path.isdir(kit.directory) else None
     missing = [each for each in kit.path if each not in sys.path]

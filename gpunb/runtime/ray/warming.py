@@ -1,0 +1,106 @@
+"""Processes that have loaded what work on a GPU needs, before there is such work.
+
+Ray ends a process that has worked on a GPU, and starts one for the next; in that, loading IPython
+and gpunb takes as long as starting Ray does. So once nothing of this kernel wants a GPU, a process
+is started on each node where that was so, by a task that loads all this. It asks for the smallest
+part of a GPU that Ray knows, because Ray gives work on GPUs only to processes that are new or had
+some themselves, and only if that part is free at once. Ray then takes this process for what comes
+next: work in it finds a process in which nothing of a user's has run, as in any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from gpunb.runtime.ray import hosts
+from gpunb.runtime.ray.jobs import Job
+
+if TYPE_CHECKING:
+    from gpunb.runtime.ray.kernel import Kernel
+
+QUIET = 0.2
+"""Seconds without work on GPUs after which a process is made ready for more."""
+
+NODES = 4
+"""Nodes on which that is done before anything has run there."""
+
+_SLIVER = 0.0001
+
+
+class Warming:
+    """Keeps one process ready on each node where this kernel uses GPUs.
+
+    Attributes:
+        ready: the process, by node; 0 where there could be none, None where there is to be one.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.ready: dict[str, int | None] = {}
+        self._making: dict[str, Any] = {}
+        self._due = False
+        self._lock = threading.RLock()
+        self._warm = ray.remote(max_calls=0, max_retries=0)(hosts.load)
+
+    @property
+    def holds(self) -> float:
+        """What of the GPUs it has for this just now."""
+        return _SLIVER * len(self._making)
+
+    def begin(self, node: str) -> None:
+        """Beginning with this node, make some ready where there are GPUs."""
+        nodes = [each.id for each in self._kernel.cluster.nodes() if each.total.get("GPU", 0) > 0]
+        nodes.sort(key=lambda each: each != node)
+        with self._lock:
+            self.ready.update(dict.fromkeys(nodes[:NODES]))
+        self.over()
+
+    def began(self, job: Job) -> None:
+        """A job has begun. One on a GPU takes the process that is ready; if it has another, there
+        was none."""
+        if job.gpus:
+            with self._lock:
+                self.ready[job.node_id] = None
+
+    def over(self) -> None:
+        """Something has ended."""
+        with self._lock:
+            if self._due or None not in self.ready.values():
+                return
+            self._due = True
+        self._kernel.later(QUIET, self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._due = False
+            if any(map(_hurries, list(self._kernel.jobs.open.values()))):
+                return  # its end will be told
+            for node, pid in self.ready.items():
+                if pid is None and node not in self._making:
+                    self._make(node)
+
+    def _make(self, node: str) -> None:
+        there = NodeAffinitySchedulingStrategy(node, soft=False, _fail_on_unavailable=True)
+        ref = self._warm.options(
+            name="gpunb: make ready", num_cpus=0, num_gpus=_SLIVER, scheduling_strategy=there
+        ).remote()
+        self._making[node] = ref
+
+        def made(future: Any) -> None:
+            with self._lock:
+                del self._making[node]
+                # Without one the next work only takes longer; the node may be busy, or gone.
+                self.ready[node] = future.result() if future.exception() is None else 0
+
+        ref.future().add_done_callback(made)
+
+
+def _hurries(job: Job) -> bool:
+    """Whether something wants a GPU, or works on one. An actor that is there may keep one long."""
+    if job.kind == "create" and job.began is not None:
+        return False
+    return job.demand.wants_device or bool(job.gpus)

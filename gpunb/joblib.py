@@ -88,6 +88,9 @@ class GpunbBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
             future.add_done_callback(callback)
         return future
 
+    apply_async = submit
+    """Its name before joblib 1.5."""
+
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
         """The results of a batch."""
         return out.result()

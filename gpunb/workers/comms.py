@@ -24,12 +24,13 @@ from typing import Any
 
 import comm
 from comm.base_comm import BaseComm, CommManager
+from traitlets.config import Config
 
 from gpunb import serialize
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 from gpunb.workers.remote import Remote
-from gpunb.workers.shell import Show
+from gpunb.workers.shell import Show, prepare
 
 
 class Comm(BaseComm):
@@ -206,28 +207,32 @@ def _plain(value: Any) -> Any:
 # -------------------------------------------------------------------------------------------- tqdm
 
 _AUTOMATIC = "tqdm.autonotebook"
-_SIGN = "ipykernel.zmqshell"
+_MODULE, _SECTION = "ipykernel.zmqshell", "IPKernelApp"
 
 
 class _Bars:
     """Lets tqdm.auto choose bars that are widgets. It looks whether a certain module of ipykernel
-    is loaded, and a quarter of a second is too much for that, so it is there for so long only."""
+    is loaded, and a quarter of a second is too much for that, so it is there for so long only; so
+    is the section of the shell's configuration at which it looked before tqdm 4.68.3."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != _AUTOMATIC or _SIGN in sys.modules:
+        if name != _AUTOMATIC:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
-                sign = sys.modules.setdefault(_SIGN, types.ModuleType(_SIGN))
+                config, sign = prepare().config, types.ModuleType(_MODULE)
+                config[_SECTION] = Config()
+                sys.modules.setdefault(_MODULE, sign)
                 try:
                     execute(module)
                 finally:
-                    if sys.modules.get(_SIGN) is sign:
-                        del sys.modules[_SIGN]
+                    del config[_SECTION]
+                    if sys.modules.get(_MODULE) is sign:
+                        del sys.modules[_MODULE]
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

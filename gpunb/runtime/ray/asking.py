@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.experimental import internal_kv
 
 from gpunb.core.resources import UNIT, Demand
 from gpunb.core.tasks import TaskSpec
 from gpunb.exceptions import InfeasibleRequestError
+from gpunb.runtime.ray.scaling import scaling
 
 TYPE = "accelerator_type:"
 _SEEN = 2.0
@@ -116,15 +115,15 @@ class Cluster:
             for kind in types:
                 if placed or any(gives(each, wanted, kind) for each in self.nodes(fresh=fresh)):
                     return kind
-        if self.autoscaler() is not None:
+        if scaling() is not None:
             return types[0]
         raise InfeasibleRequestError(f"{name}: {self.never(demand)}")
 
     def never(self, demand: Demand) -> str:
         """In words: what no node can give, and what each of them has."""
         there = "; ".join(each.words() for each in self.nodes())
-        scaler = self.autoscaler()
-        if scaler:
+        scaler = scaling()
+        if scaler is not None:
             return f"asks for {demand}, which no node can give now: there is {there}; {scaler}"
         return (
             f"asks for {demand}, which can never be given: there is {there}; no autoscaler is "
@@ -136,22 +135,6 @@ class Cluster:
         wanted = needs(demand)
         types: Sequence[str | None] = demand.types or (None,)
         return any(gives(node, wanted, kind) for node in self.nodes() for kind in types)
-
-    def autoscaler(self) -> str | None:
-        """What the autoscaler has to say; None if there is none that could bring nodes."""
-        try:
-            data = internal_kv._internal_kv_get(b"__autoscaling_status")
-            report = json.loads(data)["autoscaler_report"] if data else {}
-        except Exception:
-            return None
-        kinds = {*(report.get("active_nodes") or {}), *(report.get("pending_launches") or {})}
-        if all(each.startswith("node_") for each in kinds):
-            return None  # it only reads what nodes there are
-        pending = sum((report.get("pending_launches") or {}).values())
-        pending += len(report.get("pending_nodes") or ())
-        failed = len(report.get("failed_nodes") or ())
-        text = f"the autoscaler is bringing {pending} more node{'s' * (pending != 1)}"
-        return f"{text}, and {failed} could not be started" if failed else text
 
 
 def needs(demand: Demand) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -178,7 +179,9 @@ class Kernel(OnRay):
 
     def submit(self, call: Call) -> list[ObjectId]:
         self._check_alive()
-        objects = super().submit(call)
+        placed = call.spec.demand.wants_device and not call.actor
+        with self.warming.aside() if placed else contextlib.nullcontext():
+            objects = super().submit(call)
         log = getattr(call.sink, "log", None)
         if objects and log is not None:
             self._logs[objects[0][0]] = log

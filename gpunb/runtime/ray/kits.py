@@ -29,6 +29,8 @@ class Kit(NamedTuple):
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
+_BREAKPOINT = "PYTHONBREAKPOINT"
+
 _OWN = ("RAY_", _VISIBLE, "CUDA_DEVICE_ORDER", "PYTHONPATH")
 """Variables that are Ray's to set."""
 
@@ -42,10 +44,13 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str 
     return {name: value for name, value in found.items() if not name.startswith(_OWN)}
 
 
-def setup_of(kit: Kit, gpus: tuple[int | str, ...], units: int) -> tuple[Any, ...]:
+def setup_of(kit: Kit, gpus: tuple[int | str, ...], units: int, cells: bool) -> tuple[Any, ...]:
     """The setup of a worker that Ray has started, and given these devices. Frameworks are told to
-    keep to a share of so many units; of all they see, if there are none."""
+    keep to a share of so many units; of all they see, if there are none. In one for cells
+    ``breakpoint()`` asks in the notebook, instead of waiting for Ray's debugger to be attached."""
     environment = dict(kit.changes)
+    if cells and os.environ.get(_BREAKPOINT, "").startswith("ray."):
+        environment.setdefault(_BREAKPOINT, None)
     if gpus:
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         if sorted(os.environ.get(_VISIBLE, "").split(",")) == sorted(map(str, gpus)):

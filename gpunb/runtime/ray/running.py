@@ -186,7 +186,7 @@ class Running(InWorker):
         return work
 
     def _setup(self, kit: Kit, gpus: tuple[int | str, ...], head: Head) -> tuple[Any, ...]:
-        return setup_of(kit, gpus, head.share)
+        return setup_of(kit, gpus, head.share, head.kind == "cell" or self._session)
 
     def _report_of(self, work: msg.Execute, error: BaseException) -> tuple[str, list[Payload]]:
         """The report of an attempt that raised."""

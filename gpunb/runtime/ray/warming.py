@@ -5,12 +5,16 @@ and gpunb takes as long as starting Ray does. So once nothing of this kernel wan
 is started on each node where that was so, by a task that loads all this. It asks for the smallest
 part of a GPU that Ray knows, because Ray gives work on GPUs only to processes that are new or had
 some themselves, and only if that part is free at once. Ray then takes this process for what comes
-next: work in it finds a process in which nothing of a user's has run, as in any other.
+next: work in it finds a process in which nothing of a user's has run, as in any other. What comes
+while that goes on waits for it: starting a process of its own would take as long, and it would be
+placed otherwise because of so small a part.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -28,6 +32,9 @@ QUIET = 0.2
 NODES = 4
 """Nodes on which that is done before anything has run there."""
 
+PATIENCE = 2.0
+"""Seconds for which work waits for a process that is being made ready."""
+
 _SLIVER = 0.0001
 
 
@@ -43,6 +50,7 @@ class Warming:
         self.ready: dict[str, int | None] = {}
         self._making: dict[str, Any] = {}
         self._due = False
+        self._aside = 0
         self._lock = threading.RLock()
         self._warm = ray.remote(max_calls=0, max_retries=0)(hosts.load)
 
@@ -66,6 +74,23 @@ class Warming:
             with self._lock:
                 self.ready[job.node_id] = None
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """While work on a GPU is handed in."""
+        with self._lock:
+            self._aside += 1
+            making = list(self._making.values())
+        try:
+            if making:
+                ray.wait(making, num_returns=len(making), timeout=PATIENCE)
+            yield
+        except BaseException:
+            self.over()
+            raise
+        finally:
+            with self._lock:
+                self._aside -= 1
+
     def over(self) -> None:
         """Something has ended."""
         with self._lock:
@@ -77,7 +102,7 @@ class Warming:
     def _look(self) -> None:
         with self._lock:
             self._due = False
-            if any(map(_hurries, list(self._kernel.jobs.open.values()))):
+            if self._aside or any(map(_hurries, list(self._kernel.jobs.open.values()))):
                 return  # its end will be told
             for node, pid in self.ready.items():
                 if pid is None and node not in self._making:

@@ -88,6 +88,12 @@ class InWorker(OnRay):
     def context(self) -> Context:
         return here.get() or self._context
 
+    def failure_of(self, task: TaskId, error: BaseException) -> Payload:
+        """Say it, too: a worker that crashed could not, and the kernel does not look for what is
+        submitted here."""
+        self._tell(("ended", task, "failed"))
+        return super().failure_of(task, error)
+
     def say(self, worker: str, item: Any) -> None:
         if self._box is not None:
             self._post.send(self._box, item, worker)

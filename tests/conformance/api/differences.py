@@ -87,6 +87,7 @@ ON_THE_BACKEND = {
 
 TESTS_ON_THE_BACKEND: dict[str, str] = {
     "test_a_queued_call_of_an_actor": "backend-queued-calls",
+    "test_an_object_of_a_process_that_was_killed": "backend-puts",
     "test_where_others_go_when_a_worker_was_kept": "backend-kept-workers",
     "test_many_share_a_type_that_they_reserve_nothing_of": "backend-types",
 }

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
 from tests.notebook.kernels import Kernel, kernel
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test left running when it failed does not keep those after it, nor its own end."""
+    report = yield
+    if report.failed:
+        for each in item.funcargs.values():
+            if isinstance(each, Kernel):
+                each.recover()
+    return report
 
 
 @pytest.fixture(scope="module")

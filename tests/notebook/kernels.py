@@ -115,9 +115,11 @@ class Kernel:
 
     Attributes:
         stdin: whether cells may ask for input, as they may where a user sits before a notebook.
+        lost: why no more cells can be run, once that is so.
     """
 
     stdin = False
+    lost = ""
 
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager = manager
@@ -138,6 +140,7 @@ class Kernel:
 
     def start(self, code: str, **expressions: str) -> Result:
         """Send a cell and do not wait for it."""
+        assert not self.lost, self.lost
         ident = self.client.execute(
             code, allow_stdin=self.stdin, user_expressions=expressions, stop_on_error=False
         )
@@ -178,6 +181,23 @@ class Kernel:
     def interrupt(self) -> None:
         """What the Stop button does."""
         self.manager.interrupt_kernel()
+
+    def recover(self, within: float = PATIENCE) -> None:
+        """Stop what a test that failed left running, for which all others would wait."""
+        if self.lost:
+            return
+        try:
+            last = self.start("")
+            deadline = time.monotonic() + within
+            while True:
+                assert self.manager.is_alive(), "dead"
+                assert time.monotonic() < deadline, "busy"
+                with contextlib.suppress(AssertionError):
+                    self.finish(last, 1)
+                    return
+                self.interrupt()
+        except Exception as error:  # noqa: BLE001 - of whatever the test left of it
+            self.lost = f"the kernel is lost since an earlier test: {error!r}"
 
     def value(self, expression: str) -> Any:
         """The value of an expression in the kernel, by its repr."""
@@ -227,6 +247,7 @@ def kernel(folder: Path, prepare: str = PREPARE, **variables: str) -> Iterator[K
             running.ok(prepare)
         yield running
     finally:
+        running.lost = "the kernel was ended"
         client.stop_channels()
         manager.shutdown_kernel(now=True)
         manager.cleanup_resources()

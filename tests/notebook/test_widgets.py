@@ -238,9 +238,9 @@ def test_what_comes_when_the_worker_is_gone_changes_nothing(cell: Kernel) -> Non
 def test_binary_data_goes_both_ways(cell: Kernel) -> None:
     running = cell.start(
         "%%gpu 0.5 --out none\nimport time\nimport ipywidgets as widgets\n"
-        "image = widgets.Image(value=bytes(range(256)) * 1000)\nprint('ready', flush=True)\n"
-        "got = []\nimage.on_msg(lambda _, content, buffers: got.append((content, buffers)))\n"
-        "while len(got) < 2: time.sleep(0.01)\n"
+        "image = widgets.Image(value=bytes(range(256)) * 1000)\ngot = []\n"
+        "image.on_msg(lambda _, content, buffers: got.append((content, buffers)))\n"
+        "print('ready', flush=True)\nwhile len(got) < 2: time.sleep(0.01)\n"
         "print([(content, [bytes(each[:4]) for each in buffers], len(buffers[0]))"
         " for content, buffers in got])"
     )
@@ -295,9 +295,10 @@ def test_many_clicks_are_all_heard(cell: Kernel) -> None:
 def test_bars_end_at_full(cell: Kernel, module: str) -> None:
     result = cell.ok(
         f"%%gpu 0.5\nfrom tqdm.{module} import tqdm\nfor x in tqdm(range(7), 'busy'): pass\n"
-        "import sys\nprint('ipykernel.zmqshell' in sys.modules)"
+        "import sys\nprint('ipykernel.zmqshell' in sys.modules)\n"
+        "print('IPKernelApp' in get_ipython().config)"
     )
-    assert (result.stdout, result.stderr) == ("False\n", "")
+    assert (result.stdout, result.stderr) == ("False\nFalse\n", "")
     bar = model(cell, "FloatProgress")[1]
     assert (bar.state["value"], bar.state["max"], bar.state["bar_style"]) == (7, 7, "success")
     assert "7/7" in model(cell, "HTML", 1)[1].state["value"]

@@ -34,6 +34,7 @@ def session(server: Jupyter, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A session of this process that the server can see."""
     monkeypatch.setenv("GPUNB_RUNTIME_DIR", str(server.runtime))
     with sessions.session(num_gpus=2):
+        mine(server)
         yield
 
 

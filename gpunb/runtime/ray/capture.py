@@ -34,6 +34,9 @@ class Capture:
         self._texts = [Pipe(), Pipe()]
         self._reading = threading.Lock()
         self._ours: list[Any] | None = None
+        self._before: tuple[Any, ...] = ()
+        self._running = 0
+        self._turning = threading.Lock()
         self.wrote = False
         for number in range(2):
             threading.Thread(
@@ -42,9 +45,24 @@ class Capture:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """While a task runs."""
+        """While a task runs, or something in between."""
+        with self._turning:
+            self._running += 1
+            if self._running == 1:
+                self._begin()
+        try:
+            yield
+        finally:
+            _flush()
+            with self._turning:
+                self._running -= 1
+                if not self._running:
+                    self._end()
+            self.drain()
+
+    def _begin(self) -> None:
         _flush()
-        before = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+        self._before = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
         self.wrote = False
         for number in range(2):
             os.dup2(self._pipes[number][1], number + 1)
@@ -52,15 +70,12 @@ class Capture:
             self._ours = [stream(1), stream(2)]
         sys.stdout, sys.stderr = self._ours
         sys.__stdout__, sys.__stderr__ = self._ours  # type: ignore[misc]
-        try:
-            yield
-        finally:
-            _flush()
-            for number in range(2):
-                os.dup2(self._original[number], number + 1)
-            sys.stdout, sys.stderr = before[:2]
-            sys.__stdout__, sys.__stderr__ = before[2:]  # type: ignore[misc]
-            self.drain()
+
+    def _end(self) -> None:
+        for number in range(2):
+            os.dup2(self._original[number], number + 1)
+        sys.stdout, sys.stderr = self._before[:2]
+        sys.__stdout__, sys.__stderr__ = self._before[2:]  # type: ignore[misc]
 
     def drain(self, patience: float = 2.0) -> None:
         """Return when all that was written has been read."""

@@ -29,7 +29,7 @@ from gpunb.runtime.ray.asking import TYPE, shown
 from gpunb.runtime.ray.hearing import Hearing
 from gpunb.runtime.ray.jobs import HISTORY, Actor, Job, Jobs
 from gpunb.runtime.ray.kits import Kit, changes
-from gpunb.runtime.ray.mailbox import KERNEL, Mail, box
+from gpunb.runtime.ray.mailbox import KERNEL, Mail, Sender, box
 from gpunb.runtime.ray.onray import Head, OnRay
 from gpunb.runtime.ray.status import Status
 from gpunb.runtime.ray.warming import Warming
@@ -122,6 +122,7 @@ class Kernel(OnRay):
         self.status = Status(self)
         self.warming = Warming(self)
         self.box = box(context.get_node_id())
+        self._sender = Sender()
         self._mail = Mail(self.box, KERNEL, Hearing(self).hear)
         self._over = threading.Event()
         self._looker = threading.Thread(target=self._look, name="gpunb-look", daemon=True)
@@ -175,7 +176,7 @@ class Kernel(OnRay):
         return number
 
     def say(self, worker: str, item: Any) -> None:
-        self.box.put.remote(worker, [item])
+        self._sender.send(self.box, worker, [item])
 
     def submit(self, call: Call) -> list[ObjectId]:
         self._check_alive()

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import os
 import queue
 import threading
 import time
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -29,18 +32,38 @@ _SHORT = 0.5
 """Seconds for which a worker asks for messages. Ray lets no worker go that waits for anything."""
 
 
+_SENDERS = 4096
+"""Senders of whom it is known how far they are."""
+
+_TURN = 2.0
+"""Seconds for which messages wait for those that were sent before them."""
+
+
 class Box:
     """Where messages lie until somebody takes them: one pile for the kernel, one each worker."""
 
     def __init__(self) -> None:
         self._piles: dict[str, list[Any]] = {}
         self._news: dict[str, asyncio.Event] = {}
+        self._next: OrderedDict[str, int] = OrderedDict()
+        self._turns: dict[tuple[str, int], asyncio.Event] = {}
 
-    async def put(self, to: str, items: list[Any]) -> None:
-        """Leave messages."""
-        self._piles.setdefault(to, []).extend(items)
+    async def put(self, to: str, items: list[Any], sender: str, number: int) -> None:
+        """Leave messages, the sender's so many-eth: Ray brings them in any order."""
+        if number > self._next.get(sender, 0):
+            turn = self._turns[sender, number] = asyncio.Event()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(turn.wait(), _TURN)
+            del self._turns[sender, number]
+        self._next[sender] = max(number + 1, self._next.pop(sender, 0))
+        if len(self._next) > _SENDERS:
+            self._next.popitem(last=False)
+        if items:
+            self._piles.setdefault(to, []).extend(items)
         if to in self._news:
             self._news[to].set()
+        if (sender, number + 1) in self._turns:
+            self._turns[sender, number + 1].set()
 
     async def take(self, to: str, patience: float) -> list[Any]:
         """All messages that are there; waits for the first so many seconds."""
@@ -64,6 +87,21 @@ def box(node: str | None) -> Any:
 
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
     return ray.remote(Box).options(name=None, **options).remote()
+
+
+class Sender:
+    """Sends messages to a mailbox, which has them in this order."""
+
+    def __init__(self) -> None:
+        self._name = f"{os.getpid()}-{os.urandom(6).hex()}"
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def send(self, box: Any, to: str, items: list[Any], **options: Any) -> Any:
+        """Ray's reference to its arrival; with ``num_returns=0`` there is none."""
+        with self._lock:
+            put = box.put.options(**options) if options else box.put
+            return put.remote(to, items, self._name, next(self._numbers))
 
 
 class Mail:
@@ -148,6 +186,7 @@ class Post:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._sender = Sender()
         self._thread = threading.Thread(target=self._run, name="gpunb-post", daemon=True)
         self._thread.start()
 
@@ -184,18 +223,16 @@ class Post:
             if isinstance(batch[-1][1], threading.Event):
                 return
 
-    @staticmethod
-    def _send(batch: list[Any]) -> None:
+    def _send(self, batch: list[Any]) -> None:
         box, to, _ = batch[0]
         try:  # without a result: Ray lets no worker go that holds one
-            box.put.options(num_returns=0).remote(to, [item for _, _, item in batch])
+            self._sender.send(box, to, [item for _, _, item in batch], num_returns=0)
         except Exception:
             pass  # the kernel is gone, and nobody reads it
 
-    @staticmethod
-    def _arrived(box: Any, done: threading.Event) -> None:
+    def _arrived(self, box: Any, done: threading.Event) -> None:
         try:
-            ray.get(box.put.remote("", []), timeout=5)
+            ray.get(self._sender.send(box, KERNEL, []), timeout=5)
         except Exception:
             pass
         done.set()

@@ -26,7 +26,7 @@ from gpunb.runtime.ray.onray import Head, OnRay
 from gpunb.runtime.ray.parcels import pack
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
-from gpunb.workers.interrupts import NOTICE, Interrupts
+from gpunb.workers.interrupts import NOTICE, REMIND_AFTER, REMINDER, Interrupts, unread
 from gpunb.workers.running import Runner
 
 _FRESH = 1.0
@@ -213,12 +213,19 @@ class InWorker(OnRay):
                     answer[:] = text, error
                     event.set()
             case ("told", kind, content, parcels):
-                from gpunb.workers import comms
-
                 message = msg.Told(kind, content)
-                (self._told or comms.told)(message, [self.arrived(each) for each in parcels])
+                self._be_told(message, [self.arrived(each) for each in parcels])
             case _:
                 pass
+
+    def _be_told(self, message: msg.Told, payloads: Sequence[Payload]) -> None:
+        from gpunb.workers import comms
+
+        if self._told is not None:  # the cell that runs
+            self._told(message, payloads)
+            return
+        with self._captured():
+            comms.told(message, payloads)
 
     def _interrupt(self, task: TaskId) -> None:
         """Raise KeyboardInterrupt in a call on the main thread; others are told if they ask."""
@@ -227,8 +234,20 @@ class InWorker(OnRay):
             return
         running = self._interrupts.running
         attempt = running[1] if running is not None and running[0] == task else 1
-        os.write(self._notices, NOTICE.pack(task, attempt))
-        signal.pthread_kill(self._main, signal.SIGINT)
+        self._notice((task, attempt))
+        threading.Thread(target=self._remind, name="gpunb-remind", daemon=True).start()
+
+    def _notice(self, attempt: tuple[int, int]) -> None:
+        os.write(self._notices, NOTICE.pack(*attempt))
+        signal.pthread_kill(self._main or 0, signal.SIGINT)
+
+    def _remind(self) -> None:
+        """Send the signal again as long as it was not heard."""
+        for seconds in REMIND_AFTER:
+            time.sleep(seconds)
+            if not unread(self._notices):
+                return
+            self._notice(REMINDER)
 
     def _is_cancelled(self, task: TaskId) -> bool:
         if task in self._stopped:

@@ -50,6 +50,7 @@ class Book:
         self.past: dict[TaskId, tuple[dict[str, int], Shares]] = {}
         self._said: set[tuple[object, ...]] = set()
         self._left: list[_Left] = []
+        self._ended: dict[int, float] = {}
         self._before: dict[tuple[WorkerId, str], int | None] = {}
 
     @property
@@ -90,6 +91,9 @@ class Book:
         if holder is None:
             return
         self._keep(holder.job, holder.peak, holder.shares)
+        self._ended.update(dict.fromkeys(holder.pids, now))
+        if holder.pid is not None:
+            self._ended[holder.pid] = now
         for key, _ in holder.shares:
             before = self._before.pop((worker, key), None)
             peak = holder.peak.get(key, 0)
@@ -137,6 +141,7 @@ class Book:
         """
         found: list[Finding] = []
         self.readings.update(readings)
+        self._ended = {pid: at for pid, at in self._ended.items() if now - at < BACK_AFTER}
         for key, reading in readings.items():
             if key in self.devices:
                 found += self._device(key, reading, kernel, without)
@@ -169,6 +174,8 @@ class Book:
                     yield from self._foreign(key, owner.job, owner.label)
             elif process.pid == kernel:
                 yield from self._kernels(key, process)
+            elif not self._ended.keys().isdisjoint((process.pid, *process.line)):
+                pass  # it was looked at before its end, or is not quite off the device
             elif not (process.name or "").startswith(_SERVERS):
                 outside.append(process)
                 for pid in process.line:

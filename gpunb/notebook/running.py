@@ -144,6 +144,8 @@ def _follow(
             return deadline is not None
         if item[0] == "ask":
             user.ask(**item[2])
+            if deadline is not None:  # it took the Stop, and asks again
+                deadline = time.monotonic() + GRACE
             continue
         if item is not STOP:
             relay(shell, *item)

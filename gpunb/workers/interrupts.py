@@ -1,15 +1,19 @@
 """Interrupts of a worker: each is meant for one attempt of one task, and stops no other.
 
 The kernel writes which attempt it means into a pipe and then sends SIGINT. The signal can come
-before, while or after the notice is read, and its attempt can be over, running or yet to begin.
+before, while or after the notice is read, and its attempt can be over, running or yet to begin. It
+can also come when Python has just looked for signals and is about to wait in a system call, which
+it then does not end: so as long as the notice is not read, it comes again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import struct
 import sys
+import termios
 import time
 import types
 from collections.abc import Callable
@@ -22,8 +26,19 @@ NOTICE = struct.Struct("<qq")
 
 Attempt = tuple[int, int]
 
+REMINDER: Attempt = (0, 0)
+"""Notice of a signal that comes again."""
+
+REMIND_AFTER = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds to each of them from the signal before."""
+
 _SIGNAL_DELAY = 2.0
 """Seconds within which the signal of an interrupt comes, after its notice."""
+
+
+def unread(pipe: int) -> bool:
+    """Whether notices are in the pipe that nobody has read; its end to write to may be asked."""
+    return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
 
 
 _DEEP = 5
@@ -145,7 +160,7 @@ class Interrupts:
             if meant:
                 self._unsignalled = max(0, self._unsignalled) + len(meant)
                 self._expected_until = time.monotonic() + _SIGNAL_DELAY
-                found += meant
+                found += [each for each in meant if each != REMINDER]
             # The notice of a signal that came by now may have come after the others were read.
             again = bool(self._signals)
             while self._signals:

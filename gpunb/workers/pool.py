@@ -22,7 +22,7 @@ from gpunb.exceptions import OutOfMemoryError
 from gpunb.objects import Segment
 from gpunb.workers import messages as msg
 from gpunb.workers.channel import Channel, ChannelClosed, encode
-from gpunb.workers.interrupts import NOTICE
+from gpunb.workers.interrupts import NOTICE, REMIND_AFTER, REMINDER, unread
 from gpunb.workers.loop import Loop
 from gpunb.workers.recent import Recent
 
@@ -210,6 +210,22 @@ class Pool:
             except OSError:
                 return
             self._source.signal(process, signal.SIGINT)
+            self._remind(process, REMIND_AFTER)
+
+    def _remind(self, process: Process, after: Sequence[float]) -> None:
+        """Send the signal again if it was not heard, as often as there are seconds to wait."""
+
+        def look() -> None:
+            if process.gone or process.interrupts < 0 or self._source is None:
+                return
+            with contextlib.suppress(OSError):
+                if unread(process.interrupts):
+                    os.write(process.interrupts, NOTICE.pack(*REMINDER))
+                    self._source.signal(process, signal.SIGINT)
+                    self._remind(process, after[1:])
+
+        if after:
+            self._loop.after(after[0], look)
 
     def kill(self, worker: WorkerId) -> None:
         process = self._workers.get(worker)

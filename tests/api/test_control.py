@@ -21,6 +21,7 @@ from gpunb.exceptions import (
     TaskCancelledError,
     TaskError,
 )
+from gpunb.workers.interrupts import unread
 from tests.sessions import alive, assert_idle, begun, both, running, session
 from tests.waiting import PATIENCE, eventually
 
@@ -198,6 +199,25 @@ def test_children_submitted_after_the_cancel(two, gate, recursive):
     else:
         assert get(child) == "child"
     raises_cancelled(ref)
+
+
+def test_an_interrupt_comes_again_until_it_is_heard(two, gate):
+    """As where the signal comes when Python has just looked for it, and is about to wait."""
+
+    @gpunb.remote(num_gpus=1)
+    def deaf():
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gate.note("task")
+        eventually(lambda: unread(heard.__self__._pipe))
+        time.sleep(0.02)
+        signal.signal(signal.SIGINT, heard)
+        time.sleep(10 * PATIENCE)
+
+    ref = deaf.remote()
+    gate.await_()
+    gpunb.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        gpunb.get(ref, timeout=PATIENCE)
 
 
 def test_cancel_by_force_ends_the_processes_of_children_too(two, gate):

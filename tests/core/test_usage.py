@@ -7,7 +7,7 @@ import pytest
 from gpunb.core.resources import UNIT, Device
 from gpunb.core.shares import CONTEXT, allowed, hint, pool
 from gpunb.core.sightings import Exceeded, Holder, Reading, Remark, Seen
-from gpunb.core.usage import IDLE_AFTER, Book
+from gpunb.core.usage import BACK_AFTER, IDLE_AFTER, Book
 from tests.core.world import GiB
 
 KERNEL = 10
@@ -230,6 +230,16 @@ def test_processes_of_others(book):
     server = process(600, 0.1, name="nvidia-cuda-mps-server")
     assert book.look({"a": reading(other, server, process(100, 1))}, KERNEL, 0) == []
     assert book.others["a"] == [other]
+
+
+def test_what_has_just_ended_is_not_somebody_elses(book):
+    book.begins(holder())
+    book.gone(1, 0.0, watched=True)
+    listed = {"a": reading(process(100, 2), process(101, 1, 100))}
+    book.look(listed, KERNEL, 0.1)
+    assert book.others["a"] == []
+    book.look(listed, KERNEL, BACK_AFTER + 0.1)
+    assert [each.pid for each in book.others["a"]] == [100, 101]
 
 
 def test_an_actor_that_keeps_a_device_idle(book):

@@ -24,7 +24,7 @@ def idle_afterwards(cell: Kernel) -> Iterator[None]:
 
 def start(cell: Kernel, code: str) -> Result:
     """Send a cell as a front end does whose user can be asked."""
-    ident = cell.client.execute(code, allow_stdin=True)
+    ident = cell.client.execute(code, allow_stdin=True, stop_on_error=False)
     return cell.results.setdefault(ident, Result(ident, code))
 
 

@@ -23,10 +23,8 @@ pytestmark = pytest.mark.kernel
 def idle_afterwards(cell: Kernel) -> Iterator[None]:
     """Whatever a test did, the kernel goes on, nothing runs and all is free."""
     yield
-    busy = (
-        "[s['running'], s['waiting']] if (s := gpunb.status())['available'] != s['total'] else []"
-    )
-    eventually(lambda: not any(cell.value(busy)), "the session is idle")
+    busy = "(s := gpunb.status())['available'] != s['total'] or bool(s['waiting'])"
+    eventually(lambda: not cell.value(busy), "the session is idle")
 
 
 def status(cell: Kernel) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from gpunb.backend import HOLDERS, Call, Context, ObjectId, Outcome
 from gpunb.core.tasks import ActorId
 from gpunb.objects import Segment
 from gpunb.serialize import Payload
+from gpunb.signals import UNDIVIDED
 from gpunb.workers import messages as msg
 from gpunb.workers.channel import Channel, ChannelClosed
 
@@ -58,6 +59,7 @@ class Remote:
         self._gates: dict[int, threading.Lock] = {}
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._reading = threading.Lock()
+        self._reader: int | None = None
         self._sending = threading.Lock()
         self._reporting = threading.Lock()
         self._listening = threading.Lock()
@@ -83,7 +85,7 @@ class Remote:
                 self.tidy()
                 patience = min(2 * patience, LOOK_AFTER)
                 continue
-            if self._reading.acquire(timeout=_LOOK_AGAIN):
+            if self._reads(_LOOK_AGAIN):
                 self._read(lambda: bool(self._others))
         return self._others.popleft()
 
@@ -96,7 +98,7 @@ class Remote:
         while True:
             while self._others:
                 yield self._others.popleft()
-            if not self._reading.acquire(blocking=False):
+            if not self._reads():
                 return  # whoever reads will tell
             try:
                 self._read(lambda: bool(self._others), wait=False)
@@ -302,10 +304,21 @@ class Remote:
             found = self._answers.pop(number, None)
             if found is not None:
                 return found
-            if self._reading.acquire(blocking=False):
+            if self._reads():
                 self._read(lambda: number in self._answers)
             else:
                 gate.acquire(timeout=_LOOK_AGAIN)
+
+    def _reads(self, patience: float = 0.0) -> bool:
+        """Acquire `_reading`. A thread that comes here and has it was interrupted before it read,
+        or before it gave it back."""
+        me = threading.get_ident()
+        if self._reader != me:
+            with UNDIVIDED:
+                if not self._reading.acquire(timeout=patience):
+                    return False
+                self._reader = me
+        return True
 
     def _read(self, there: Callable[[], bool], *, wait: bool = True) -> None:
         """Take one message off the channel, unless what is wanted is there. Who calls this has
@@ -315,7 +328,9 @@ class Remote:
             if not there():
                 ready = self._sort(*self._channel.receive(wait=wait))
         finally:
-            self._reading.release()
+            with UNDIVIDED:
+                self._reader = None
+                self._reading.release()
             # Somebody else should read, if anybody is left who waits.
             for gate in list(self._gates.values()):
                 if gate.locked():
@@ -369,8 +384,8 @@ class Remote:
             while (told := self._told) is not None:
                 for message, descriptors in self._heard_now():
                     told(message, arrived(message.payloads, descriptors))
-                if select.select([self._channel], [], [], _LOOK_AGAIN)[0] and self._reading.acquire(
-                    timeout=_LOOK_AGAIN
+                if select.select([self._channel], [], [], _LOOK_AGAIN)[0] and self._reads(
+                    _LOOK_AGAIN
                 ):
                     with contextlib.suppress(BlockingIOError):
                         self._read(lambda: bool(self._heard), wait=False)
@@ -391,7 +406,7 @@ class Remote:
                     if not self._callbacks:
                         self._listener = None
                         return
-                if self._reading.acquire(timeout=_LOOK_AGAIN):
+                if self._reads(_LOOK_AGAIN):
                     self._read(lambda: not self._callbacks)
         except (ChannelClosed, OSError):
             pass  # the main thread finds out by itself
@@ -402,6 +417,7 @@ class Remote:
         if self._ear is not None:
             self._ear.join(2 * _LOOK_AGAIN)
         if threading.active_count() == 1:
+            self._reader = None
             for lock in (self._reading, self._sending, self._reporting, self._listening):
                 _open(lock)
 

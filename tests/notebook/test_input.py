@@ -97,6 +97,26 @@ def test_a_cell_may_ask_again_after_stop(cell: Kernel) -> None:
     assert cell.value("answer") == "yes"
 
 
+def test_a_second_question_may_take_its_time(cell: Kernel) -> None:
+    """Longer than a cell has to end after Stop."""
+    cell.ok("import gpunb.notebook.running as following\nfollowing.GRACE, before = 0.5, 5.0")
+    code = (
+        "import time\ntry: input('? ')\nexcept KeyboardInterrupt: answer = input('really? ')\n"
+        "time.sleep(0.2)\nafterwards = answer"
+    )
+    try:
+        running = start(cell, f"%%gpu 0.5\n{code}")
+        asked(cell)
+        cell.interrupt()
+        asked(cell)
+        time.sleep(1)
+        cell.client.input("yes")
+        cell.finish(running)
+        assert cell.value("afterwards") == "yes"
+    finally:
+        cell.ok("following.GRACE = before")
+
+
 def test_a_question_ends_with_its_worker(cell: Kernel) -> None:
     code = "import os, threading\nthreading.Timer(0.3, os._exit, (7,)).start()\ninput('? ')"
     running = start(cell, f"%%gpu 0.5\n{code}")

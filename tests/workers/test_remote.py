@@ -1,0 +1,71 @@
+"""The kernel as a worker sees it: questions and their answers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpunb.workers import messages as msg
+from gpunb.workers.channel import Channel
+from gpunb.workers.remote import Remote
+from tests.waiting import PATIENCE
+
+
+@pytest.fixture
+def remote() -> Iterator[Remote]:
+    """Of a kernel that answers each question with its number."""
+    ours, theirs = (Channel(each) for each in Channel.pair())
+
+    def answer() -> None:
+        while True:
+            message, _ = theirs.receive()
+            if not isinstance(message, msg.Request):
+                return
+            theirs.send(msg.Reply(message.request, message.request))
+
+    kernel = threading.Thread(target=answer)
+    kernel.start()
+    yield Remote(ours)
+    ours.send(msg.Ready(0))
+    kernel.join(PATIENCE)
+    ours.close()
+    theirs.close()
+
+
+class Interrupted:
+    """A lock at which an interrupt comes just when it was acquired, or is to be released."""
+
+    def __init__(self, lock: Any, when: str) -> None:
+        self._lock = lock
+        self._when = when
+
+    def acquire(self, *args: Any, **kwargs: Any) -> bool:
+        got: bool = self._lock.acquire(*args, **kwargs)
+        self._interrupt("acquired")
+        return got
+
+    def release(self) -> None:
+        self._interrupt("released")
+        self._lock.release()
+
+    def _interrupt(self, when: str) -> None:
+        if self._when == when:
+            self._when = ""
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.timeout(2 * PATIENCE)
+@pytest.mark.parametrize("when", ["acquired", "released"])
+def test_an_interrupt_at_a_lock_keeps_nobody_from_asking_again(remote: Remote, when: str) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    remote._reading = Interrupted(remote._reading, when)  # type: ignore[assignment]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            remote.question("first? ")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert isinstance(remote.question("second? "), int)

@@ -520,6 +520,15 @@ def test_a_jupyterlab_without_the_panel_is_told(place, monkeypatch, versions, to
     assert all("too old" in each.says for each in problems)
 
 
+@pytest.mark.parametrize(
+    ("version", "told"), [("6.29.5", True), ("7.3.0", True), ("7.4.0", False), ("8.0.0a1", False)]
+)
+def test_a_kernel_that_brings_clicks_late_is_told(place, monkeypatch, version, told):
+    monkeypatch.setattr(jupyter, "_version", {"ipykernel": version, "ipywidgets": "8.1"}.get)
+    notes = [each for each in jupyter.packages(place()) if each.level == "note"]
+    assert [each.cure for each in notes] == ["pip install 'ipykernel>=7.4'"] * told
+
+
 def test_the_extension_that_is_looked_for_is_the_one_there_is():
     root = Path(__file__).parent.parent / "labextension"
     assert json.loads((root / "package.json").read_text())["name"] == jupyter.LAB_EXTENSION

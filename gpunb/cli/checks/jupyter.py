@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ LAB_EXTENSION = "gpunb"
 _PACKAGES = ("ipykernel", "ipywidgets", "anywidget", "jupyterlab", "notebook", "jupyter_server")
 
 _OLDEST = {"jupyterlab": 4, "notebook": 7}
+_CLICKS = 7, 4
+"""The ipykernel from which a click reaches a widget whose cell is running."""
 
 
 def packages(place: Place) -> Iterator[Finding]:
@@ -26,10 +29,16 @@ def packages(place: Place) -> Iterator[Finding]:
             "not in this environment: no notebook can use it",
             "pip install ipykernel, and python -m ipykernel install --user --name NAME",
         )
+    elif _numbers(found["ipykernel"]) < _CLICKS:
+        yield note(
+            "ipykernel",
+            f"{found['ipykernel']}: a click on a widget may wait for the end of the cell that runs",
+            "pip install 'ipykernel>={}.{}'".format(*_CLICKS),
+        )
     if "ipywidgets" not in found:
         yield note("ipywidgets", "missing: the live monitor shows text", "pip install ipywidgets")
     for name, oldest in _OLDEST.items():
-        if name in found and _major(found[name]) < oldest:
+        if name in found and _numbers(found[name]) < (oldest,):
             yield problem(
                 name,
                 f"{found[name]} is too old for the panel, which needs {oldest} or newer; cells and "
@@ -96,9 +105,10 @@ def _disabled(paths: list[Path]) -> bool:
     return False
 
 
-def _major(version: str) -> int:
-    first = version.partition(".")[0]
-    return int(first) if first.isdigit() else 0
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version."""
+    parts = itertools.takewhile(str.isdigit, version.split("."))
+    return tuple(map(int, parts))
 
 
 def _field(path: Path, name: str) -> str:

@@ -3,7 +3,9 @@
 The kernel writes which attempt it means into a pipe and then sends SIGINT. The signal can come
 before, while or after the notice is read, and its attempt can be over, running or yet to begin. It
 can also come when Python has just looked for signals and is about to wait in a system call, which
-it then does not end: so as long as the notice is not read, it comes again.
+it then does not end: so as long as the notice is not read, another signal wakes the main thread,
+which does nothing but make Python look again. SIGINT itself is not sent twice, because libraries
+take the second one for a stop without delay.
 """
 
 from __future__ import annotations
@@ -26,11 +28,9 @@ NOTICE = struct.Struct("<qq")
 
 Attempt = tuple[int, int]
 
-REMINDER: Attempt = (0, 0)
-"""Notice of a signal that comes again."""
-
-REMIND_AFTER = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-"""Seconds to each of them from the signal before."""
+WAKE = signal.SIGURG
+WAKE_AFTER = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds to each of these signals from the one before."""
 
 _SIGNAL_DELAY = 2.0
 """Seconds within which the signal of an interrupt comes, after its notice."""
@@ -53,6 +53,10 @@ def _in_destructor(frame: types.FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _nothing(*_: object) -> None:
+    """Python has looked for signals by now."""
 
 
 class Interrupts:
@@ -83,6 +87,7 @@ class Interrupts:
         before = sys.unraisablehook
         sys.unraisablehook = lambda dropped: self._dropped(dropped) or before(dropped)
         signal.signal(signal.SIGINT, self.signalled)
+        signal.signal(WAKE, _nothing)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def begin(self, attempt: Attempt) -> None:
@@ -160,7 +165,7 @@ class Interrupts:
             if meant:
                 self._unsignalled = max(0, self._unsignalled) + len(meant)
                 self._expected_until = time.monotonic() + _SIGNAL_DELAY
-                found += [each for each in meant if each != REMINDER]
+                found += meant
             # The notice of a signal that came by now may have come after the others were read.
             again = bool(self._signals)
             while self._signals:

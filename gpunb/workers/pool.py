@@ -22,7 +22,7 @@ from gpunb.exceptions import OutOfMemoryError
 from gpunb.objects import Segment
 from gpunb.workers import messages as msg
 from gpunb.workers.channel import Channel, ChannelClosed, encode
-from gpunb.workers.interrupts import NOTICE, REMIND_AFTER, REMINDER, unread
+from gpunb.workers.interrupts import NOTICE, WAKE, WAKE_AFTER, unread
 from gpunb.workers.loop import Loop
 from gpunb.workers.recent import Recent
 
@@ -210,19 +210,15 @@ class Pool:
             except OSError:
                 return
             self._source.signal(process, signal.SIGINT)
-            self._remind(process, REMIND_AFTER)
+            self._wake(process, WAKE_AFTER)
 
-    def _remind(self, process: Process, after: Sequence[float]) -> None:
-        """Send the signal again if it was not heard, as often as there are seconds to wait."""
+    def _wake(self, process: Process, after: Sequence[float]) -> None:
+        """Wake it if it did not hear of an interrupt, as often as there are seconds to wait."""
 
         def look() -> None:
-            if process.gone or process.interrupts < 0 or self._source is None:
-                return
-            with contextlib.suppress(OSError):
-                if unread(process.interrupts):
-                    os.write(process.interrupts, NOTICE.pack(*REMINDER))
-                    self._source.signal(process, signal.SIGINT)
-                    self._remind(process, after[1:])
+            if not process.gone and self._source is not None and unread(process.interrupts):
+                self._source.signal(process, WAKE)
+                self._wake(process, after[1:])
 
         if after:
             self._loop.after(after[0], look)

@@ -201,23 +201,50 @@ def test_children_submitted_after_the_cancel(two, gate, recursive):
     raises_cancelled(ref)
 
 
-def test_an_interrupt_comes_again_until_it_is_heard(two, gate):
+def test_an_interrupt_that_wakes_nobody_is_heard(two, gate):
     """As where the signal comes when Python has just looked for it, and is about to wait."""
 
     @gpunb.remote(num_gpus=1)
-    def deaf():
-        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def waits():
+        pipe = signal.getsignal(signal.SIGINT).__self__._pipe
+        # Another thread takes the signal, which tells the main one nothing until it looks.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        threading.Thread(target=taking, daemon=True).start()
         gate.note("task")
-        eventually(lambda: unread(heard.__self__._pipe))
-        time.sleep(0.02)
-        signal.signal(signal.SIGINT, heard)
+        eventually(lambda: unread(pipe))
         time.sleep(10 * PATIENCE)
 
-    ref = deaf.remote()
+    def taking():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        time.sleep(10 * PATIENCE)
+
+    ref = waits.remote()
     gate.await_()
     gpunb.cancel(ref)
     with pytest.raises(TaskCancelledError):
         gpunb.get(ref, timeout=PATIENCE)
+
+
+def test_a_handler_of_the_tasks_own_is_called_once(two, gate, tmp_path):
+    """Libraries take a second SIGINT for a stop without delay."""
+    counted = tmp_path / "counted"
+
+    @gpunb.remote(num_gpus=1)
+    def graceful():
+        signals = []
+        signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
+        gate.note("task")
+        eventually(lambda: signals)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            time.sleep(0.01)
+        counted.write_text(str(len(signals)))
+
+    ref = graceful.remote()
+    gate.await_()
+    gpunb.cancel(ref)
+    eventually(lambda: counted.exists() and counted.read_text() == "1", "it was called once")
+    gpunb.wait([ref], timeout=PATIENCE)
 
 
 def test_cancel_by_force_ends_the_processes_of_children_too(two, gate):

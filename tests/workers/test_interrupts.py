@@ -14,7 +14,7 @@ import pytest
 
 from gpunb import serialize
 from gpunb.workers import messages, shell
-from gpunb.workers.interrupts import NOTICE, REMINDER, Interrupts, unread
+from gpunb.workers.interrupts import NOTICE, Interrupts
 from gpunb.workers.running import Runner
 
 ATTEMPT = (7, 1)
@@ -108,23 +108,6 @@ def test_an_interrupt_that_comes_while_notices_are_read_is_seen(
     with pytest.raises(KeyboardInterrupt):
         attempt()
     assert ours.hit
-    ours.end()
-
-
-def test_a_signal_that_comes_again_interrupts_once(interrupts: tuple[Interrupts, int]) -> None:
-    ours, notices = interrupts
-    ours.begin(ATTEMPT)
-    os.write(notices, NOTICE.pack(*ATTEMPT))
-    assert unread(notices)
-    os.write(notices, NOTICE.pack(*REMINDER))
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    assert not unread(notices)
-    signal.raise_signal(signal.SIGINT)  # the other one's
-    os.write(notices, NOTICE.pack(*REMINDER))
-    signal.raise_signal(signal.SIGINT)  # both too late
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)  # somebody's at a terminal
     ours.end()
 
 

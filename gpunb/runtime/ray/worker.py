@@ -26,7 +26,7 @@ from gpunb.runtime.ray.onray import Head, OnRay
 from gpunb.runtime.ray.parcels import pack
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
-from gpunb.workers.interrupts import NOTICE, REMIND_AFTER, REMINDER, Interrupts, unread
+from gpunb.workers.interrupts import NOTICE, WAKE, WAKE_AFTER, Interrupts, unread
 from gpunb.workers.running import Runner
 
 _FRESH = 1.0
@@ -234,20 +234,16 @@ class InWorker(OnRay):
             return
         running = self._interrupts.running
         attempt = running[1] if running is not None and running[0] == task else 1
-        self._notice((task, attempt))
-        threading.Thread(target=self._remind, name="gpunb-remind", daemon=True).start()
+        os.write(self._notices, NOTICE.pack(task, attempt))
+        signal.pthread_kill(self._main, signal.SIGINT)
+        threading.Thread(target=self._wake, name="gpunb-wake", daemon=True).start()
 
-    def _notice(self, attempt: tuple[int, int]) -> None:
-        os.write(self._notices, NOTICE.pack(*attempt))
-        signal.pthread_kill(self._main or 0, signal.SIGINT)
-
-    def _remind(self) -> None:
-        """Send the signal again as long as it was not heard."""
-        for seconds in REMIND_AFTER:
+    def _wake(self) -> None:
+        for seconds in WAKE_AFTER:
             time.sleep(seconds)
             if not unread(self._notices):
                 return
-            self._notice(REMINDER)
+            signal.pthread_kill(self._main or 0, WAKE)
 
     def _is_cancelled(self, task: TaskId) -> bool:
         if task in self._stopped:

@@ -38,7 +38,10 @@ _SIGNAL_DELAY = 2.0
 
 def unread(pipe: int) -> bool:
     """Whether notices are in the pipe that nobody has read; its end to write to may be asked."""
-    return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    try:
+        return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    except OSError:  # not every system tells
+        return False
 
 
 _DEEP = 5

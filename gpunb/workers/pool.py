@@ -310,19 +310,23 @@ class Pool:
             process.heard = True
             self._finish(process)
             return
-        # What it printed before it said this comes first; if there is any, it was seen with it.
-        for descriptor in (process.out, process.err):
-            if descriptor in self._loop.ready or descriptor in process.paced:
-                self._drain(process, descriptor)
         if isinstance(message, msg.Ready):
             process.pid = message.pid
             process.ready = True
             self._failures = 0
-        else:
-            self._listener.said(process, message, [Segment.adopt(each) for each in descriptors])
+            return
+        # What it printed before it said this comes first; if there is any, it was seen with it.
+        for descriptor in (process.out, process.err):
+            if descriptor in self._loop.ready or descriptor in process.paced:
+                self._drain(process, descriptor)
+        self._listener.said(process, message, [Segment.adopt(each) for each in descriptors])
 
     def _output(self, process: Process, descriptor: int) -> None:
-        """Read, and then not again for a moment."""
+        """Read, and then not again for a moment. Who it is, it has said before it printed."""
+        if not process.ready and not process.heard:
+            self._heard(process)
+            if process.gone:
+                return
         if not self._drain(process, descriptor):
             return
         process.paced.add(descriptor)

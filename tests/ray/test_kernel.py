@@ -9,7 +9,7 @@ import pytest
 
 from tests.notebook.kernels import Kernel, kernel
 from tests.notebook.test_input import asked, start
-from tests.notebook.test_widgets import model, update
+from tests.notebook.test_widgets import CLICKED, click, model, update
 
 pytestmark = [pytest.mark.needs_ray, pytest.mark.kernel]
 WITHIN = 120
@@ -74,3 +74,30 @@ def test_a_slider_moves_while_its_cell_runs(cell: Kernel) -> None:
     update(cell, ident, value=8)
     cell.finish(running, WITHIN)
     assert running.stdout == "ready\n8\n"
+
+
+def test_clicks_come_in_order(cell: Kernel) -> None:
+    running = cell.start(
+        "%%gpu 0.5 --out none\nimport time\nimport ipywidgets as widgets\n"
+        "slider = widgets.IntSlider(0, 0, 1000)\nseen = []\n"
+        "slider.observe(lambda change: seen.append(change.new), 'value')\ndisplay(slider)\n"
+        "print('ready', flush=True)\nwhile slider.value < 300: time.sleep(0.01)\n"
+        "print(seen == list(range(1, 301)))"
+    )
+    cell.shows(running, "ready")
+    ident = model(cell, "IntSlider", -1)[0]
+    for value in range(1, 301):
+        update(cell, ident, value=value)
+    cell.finish(running, WITHIN)
+    assert running.stdout == "ready\nTrue\n"
+
+
+def test_a_button_works_between_the_cells_of_a_session(cell: Kernel) -> None:
+    try:
+        first = cell.start(f"%%gpu 0.5 --session live --out none\n{CLICKED}\nbutton")
+        assert cell.finish(first, WITHIN), first.traceback
+        click(cell, model(cell, "Button")[0])
+        cell.until(lambda: "handled" in first.stdout, first, WITHIN)
+        assert cell.ok("%%gpu --session live\nprint(clicked.is_set())").stdout == "True\n"
+    finally:
+        cell.ok("%gpu stop live")

@@ -35,6 +35,7 @@ def work(gpus: float, n: int, kind: str, pause: float) -> Result:
     import gpunb
 
     ray.init(
+        "local",
         num_cpus=4,
         num_gpus=4,
         include_dashboard=False,
@@ -89,7 +90,7 @@ def measure(bench: Any) -> Iterator[Line]:
             name,
             median(found["gpunb"]),
             "s",
-            goal_of_floor=TIMES,
+            goal_of_floor=TIMES if gpus else None,
             floor=("plain Ray", median(found["ray"])),
             note=spread(found["gpunb"]),
             detail=found,

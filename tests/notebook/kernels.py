@@ -239,19 +239,28 @@ def kernel(folder: Path, prepare: str = PREPARE, **variables: str) -> Iterator[K
     env = {name: value for name, value in os.environ.items() if name not in unwanted}
     env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), **variables}
     assert MARK in env
-    env[_KERNEL] = own = f"{os.getpid()}-{time.time_ns()}"
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(folder), env=env)
-    running = Kernel(manager, client)
-    try:
-        if prepare:
-            running.ok(prepare)
-        yield running
-    finally:
-        running.lost = "the kernel was ended"
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-        manager.cleanup_resources()
-    eventually(lambda: not _of(own), f"processes are left: {marked()}", 10)
+    with leaving_nothing() as mark:
+        env |= mark
+        manager, client = start_new_kernel(kernel_name="python3", cwd=str(folder), env=env)
+        running = Kernel(manager, client)
+        try:
+            if prepare:
+                running.ok(prepare)
+            yield running
+        finally:
+            running.lost = "the kernel was ended"
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+            manager.cleanup_resources()
+
+
+@contextlib.contextmanager
+def leaving_nothing() -> Iterator[dict[str, str]]:
+    """A variable for programs of which no process may be left in the end; other kernels may get
+    new ones meanwhile."""
+    own = f"{os.getpid()}-{time.time_ns()}"
+    yield {_KERNEL: own}
+    eventually(lambda: not _of(own), f"processes are left: {marked()}")
 
 
 def _of(kernel: str) -> list[int]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.notebook.kernels import Kernel, kernel
-from tests.sessions import ROOT, alive, marked
+from tests.notebook.kernels import Kernel, kernel, leaving_nothing
+from tests.sessions import ROOT, alive
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.kernel
@@ -450,15 +450,16 @@ def test_a_notebook_without_a_front_end(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
     path = tmp_path / "small.ipynb"
     nbformat.write(notebook, path)
-    before = marked()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path)}
-    subprocess.run(
-        [sys.executable, "-m", "jupyter", "execute", str(path), f"--output={tmp_path / 'out'}"],
-        env=env,
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-m", "jupyter", "execute", str(path)]
+    with leaving_nothing() as mark:
+        subprocess.run(
+            [*command, f"--output={tmp_path / 'out'}"],
+            env=env | mark,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
     done = nbformat.read(tmp_path / "out.ipynb", 4)
     first, second, third = done.cells[1].outputs
     assert (first.text, second.data["text/plain"]) == ("printed\n", "'displayed'")
@@ -468,4 +469,3 @@ def test_a_notebook_without_a_front_end(tmp_path: Path) -> None:
         2,
     )
     assert done.cells[2].outputs[0].text == "40\n"
-    eventually(lambda: marked().keys() <= before.keys(), "processes are left")

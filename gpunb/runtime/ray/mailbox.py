@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
@@ -90,18 +90,19 @@ def box(node: str | None) -> Any:
 
 
 class Sender:
-    """Sends messages to a mailbox, which has them in this order."""
+    """Sends messages to mailboxes, which have them in this order."""
 
     def __init__(self) -> None:
         self._name = f"{os.getpid()}-{os.urandom(6).hex()}"
-        self._numbers = itertools.count()
+        self._numbers: dict[Any, Iterator[int]] = {}
         self._lock = threading.Lock()
 
     def send(self, box: Any, to: str, items: list[Any], **options: Any) -> Any:
         """Ray's reference to its arrival; with ``num_returns=0`` there is none."""
         with self._lock:
+            numbers = self._numbers.setdefault(box._actor_id, itertools.count())
             put = box.put.options(**options) if options else box.put
-            return put.remote(to, items, self._name, next(self._numbers))
+            return put.remote(to, items, self._name, next(numbers))
 
 
 class Mail:

@@ -45,15 +45,15 @@ class Hearing:
 
     def _text(self, task: TaskId, stream: str, text: str) -> None:
         job = self._jobs.get(task)
-        if job is not None and job.sink is not None:
-            self._by(job)
-            job.sink.text(stream, text)
+        if job is not None and (sink := self._sink(job)) is not None:
+            self._by(sink, job)
+            sink.text(stream, text)
 
     def _show(self, task: TaskId, kind: str, content: Any, parcels: Sequence[Any]) -> None:
         job = self._jobs.get(task)
-        if job is not None and job.sink is not None:
-            self._by(job)
-            job.sink.show(kind, content, [self._kernel.arrived(each) for each in parcels])
+        if job is not None and (sink := self._sink(job)) is not None:
+            self._by(sink, job)
+            sink.show(kind, content, [self._kernel.arrived(each) for each in parcels])
 
     def _made(self, task: TaskId) -> None:
         job = self._jobs.get(task)
@@ -116,19 +116,25 @@ class Hearing:
         self._jobs.add(job)
         return job
 
-    def _by(self, job: Job) -> None:
+    def _sink(self, job: Job) -> Any:
+        """Where it goes what comes of a job; when that is over, to what a session's worker was told
+        last."""
+        return self._kernel.told.get(job.worker, job.sink) if job.over else job.sink
+
+    def _by(self, sink: Any, job: Job) -> None:
         """Tell the sink who shows what comes next."""
-        by = getattr(job.sink, "by", None)
+        by = getattr(sink, "by", None)
         if by is not None:
-            by(Worker(self._kernel, job.worker))
+            by(Worker(self._kernel, job.worker, lasting=bool(job.actor)))
 
 
 class Worker:
     """A worker that has shown something, to be told something."""
 
-    def __init__(self, kernel: Kernel, key: str) -> None:
+    def __init__(self, kernel: Kernel, key: str, *, lasting: bool) -> None:
         self._kernel = kernel
         self._key = key
+        self._lasting = lasting
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Worker) and other._key == self._key
@@ -145,5 +151,7 @@ class Worker:
         self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload], sink: Any
     ) -> None:
         """Tell it something, as in Jupyter's messages."""
+        if self._lasting:
+            self._kernel.told[self._key] = sink
         parcels = [pack(each, self._kernel._found) for each in payloads]
         self._kernel.say(self._key, ("told", kind, dict(content), parcels))

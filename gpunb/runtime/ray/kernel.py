@@ -113,6 +113,7 @@ class Kernel(OnRay):
         self.jobs.actors = self._actors
         self.sinks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count(1)
+        self.told: dict[str, Any] = {}
         self._logs: OrderedDict[TaskId, Any] = OrderedDict()
         self._watches: list[Watch] = []
         self._present = Present()
@@ -385,6 +386,7 @@ class Kernel(OnRay):
 
     def ended(self, actor: ActorId, why: str) -> None:
         super().ended(actor, why)
+        self.told.pop(hosts.key_of(actor), None)
         self.jobs.forget(actor)
 
     def _let_go(self, obj: ObjectId, ref: Any) -> None:

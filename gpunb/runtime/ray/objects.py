@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ DOUBT = 3.0
 """Seconds that Ray may take to know that an actor which cannot be reached is gone."""
 
 
-class Objects:
+class Objects(ABC):
     """The objects that this process knows."""
 
     def __init__(self) -> None:
@@ -38,11 +39,11 @@ class Objects:
         self._caller: threading.Thread | None = None
         self._actors: dict[ActorId, Actor] = {}
 
+    @abstractmethod
     def new_put(self) -> int:
         """The number of a new object that was put."""
-        raise NotImplementedError
 
-    def settle(self, task: TaskId) -> None:
+    def settle(self, task: TaskId) -> None:  # noqa: B027 - workers show nothing of others
         """Return when what the task has shown is there."""
 
     def put(self, payload: Payload) -> ObjectId:
@@ -230,7 +231,7 @@ class Objects:
         found = self.table.find(obj)
         return None if isinstance(found, Stream) else found
 
-    def _let_go(self, obj: ObjectId, ref: Any) -> None:
+    def _let_go(self, obj: ObjectId, ref: Any) -> None:  # noqa: B027 - nothing else to do
         """On the table's thread: nothing refers to it any more."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from abc import abstractmethod
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -85,17 +86,17 @@ class OnRay(Objects):
 
     # ------------------------------------------------------------------ what kernel and worker add
 
+    @abstractmethod
     def new_task(self) -> TaskId:
         """The number of a new task."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kit(self) -> tuple[str, list[Any]]:
         """Of the kernel whose work this is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sink_of(self, call: Call) -> int:
         """The number of the sink for what a call shows."""
-        raise NotImplementedError
 
     def parent(self) -> TaskId | None:
         """The task that calls."""
@@ -104,12 +105,13 @@ class OnRay(Objects):
     def submitted(self, call: Call, head: Head, ref: Any) -> None:
         """A call was handed to Ray, whose reference this is; None if there is none to watch."""
 
+    @abstractmethod
     def context(self) -> Context:
-        raise NotImplementedError
+        """Where the caller runs."""
 
+    @abstractmethod
     def say(self, worker: str, item: Any) -> None:
         """Tell a worker something."""
-        raise NotImplementedError
 
     # ---------------------------------------------------------------------------------- submitting
 

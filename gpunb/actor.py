@@ -15,6 +15,7 @@ from gpunb import backend, serialize
 from gpunb.backend import HANDLE, Call, ExitActor, NewActor, ObjectId
 from gpunb.calls import Signature, packed, retry_of, returns_of, submitted
 from gpunb.core.options import ActorOptions, MethodOptions
+from gpunb.core.resources import devices_text
 from gpunb.core.tasks import ActorId, TaskSpec
 from gpunb.runtime import output
 from gpunb.signals import UNDIVIDED, interrupt_later
@@ -295,8 +296,8 @@ class ActorHandle:
         text = f"{self._gpunb_type.name} #{self._gpunb_id}"
         if facts:
             text += f" {facts['state']}"
-            if facts["gpus"]:
-                text += " on GPU " + ", ".join(str(each) for each in facts["gpus"])
+            if facts["devices"]:
+                text += f" on {devices_text(facts['devices'], shares=False)}"
             if facts["pid"]:
                 text += f", pid {facts['pid']}"
         return f"<Actor {text}>"

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpunb.core.resources import GPU
+
 TINTS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's, which people tell apart whatever colours they see."""
 
@@ -43,8 +45,8 @@ class Timeline:
 
     Attributes:
         spans: jobs and actors as dicts, in the order in which they were handed in; times in
-            seconds since 1970, `gpus` as pairs of device id and share.
-        devices: the session's, as dicts with id, name and type.
+            seconds since 1970, `devices` as triples of resource, id and share.
+        devices: the session's, as dicts with id, name, type and resource.
         totals: of the whole session, also of what is not among the spans any more.
     """
 
@@ -157,12 +159,13 @@ Bar = tuple[Mapping[str, Any], float, float, float, int]
 """A span on a device: the span, its share, when it began and ended, and its row there."""
 
 
-def bars(device: Any, spans: Sequence[Mapping[str, Any]], now: float) -> list[Bar]:
+def bars(device: Mapping[str, Any], spans: Sequence[Mapping[str, Any]], now: float) -> list[Bar]:
     """What held shares of a device, in rows such that no two bars of a row overlap."""
     ends: list[float] = []
     found: list[Bar] = []
     for span in sorted(spans, key=lambda each: each["started"] or 0.0):
-        share = dict(map(tuple, span["gpus"])).get(device)
+        held = {(kind, ident): share for kind, ident, share in span["devices"]}
+        share = held.get((device.get("resource", GPU), device["id"]))
         if share is None or span["started"] is None or span["kind"] in ("create", "method"):
             continue
         if span["actor"] is not None:
@@ -175,14 +178,7 @@ def bars(device: Any, spans: Sequence[Mapping[str, Any]], now: float) -> list[Ba
 
 
 def _named(device: Mapping[str, Any]) -> str:
-    return f"{device.get('resource', 'GPU')} {device['id']}"
-
-
-def _bars_on(
-    device: Mapping[str, Any], spans: Sequence[Mapping[str, Any]], now: float
-) -> list[Bar]:
-    """Those of a GPU: spans say what they held of these, by id."""
-    return bars(device["id"], spans, now) if device.get("resource", "GPU") == "GPU" else []
+    return f"{device.get('resource', GPU)} {device['id']}"
 
 
 def _trace(
@@ -192,7 +188,7 @@ def _trace(
     for number, device in enumerate(devices):
         name = f"{_named(device)} {device['type'] or ''}".strip()
         yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": name}}
-        for span, share, began, ended, row in _bars_on(device, spans, now):
+        for span, share, began, ended, row in bars(device, spans, now):
             yield {
                 "ph": "X",
                 "pid": number,
@@ -227,7 +223,7 @@ def _svg(
     scale = (_WIDTH - _LEFT) / max(0.001, end - start)
     pieces, top = [], 4
     for device in devices:
-        lanes = _bars_on(device, spans, now)
+        lanes = bars(device, spans, now)
         rows = 1 + max((each[-1] for each in lanes), default=0)
         height = rows * _ROW
         pieces.append(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpunb import backend, serialize
 from gpunb.backend import ObjectId
+from gpunb.core.resources import devices_text
 from gpunb.signals import UNDIVIDED, interrupt_later
 
 if TYPE_CHECKING:
@@ -174,8 +175,8 @@ def describe(task: int, facts: dict[str, Any] | None) -> str:
     if not facts:
         return f"#{task}"
     text = f"{facts['name']} #{task} {facts['state']}"
-    if facts["gpus"]:
-        text += " on GPU " + ", ".join(str(each) for each in facts["gpus"])
+    if facts["devices"]:
+        text += f" on {devices_text(facts['devices'], shares=False)}"
     return f"{text}, {facts['seconds']:.1f} s"
 
 

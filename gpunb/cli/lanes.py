@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from gpunb.core.resources import size_text
+from gpunb.core.resources import devices_text, size_text
 
 Piece: TypeAlias = tuple[str, str]
 """A text and its style: "" for none, "head", "soft", "warn", or "job0" to "job5"."""
@@ -94,9 +94,9 @@ def _device(device: Mapping[str, Any]) -> str:
 
 
 def _running(job: Mapping[str, Any], passed: float) -> str:
-    on = ", ".join(f"{device} ({share:g})" for device, share in job["gpus"])
+    on = devices_text(job["devices"]) or "CPU"
     memory = job["memory"]
-    said = [f"▶ {_job(job)}", f"GPU {on}" if on else "CPU", f"{job['seconds'] + passed:.0f} s"]
+    said = [f"▶ {_job(job)}", on, f"{job['seconds'] + passed:.0f} s"]
     if memory["now"] is not None:
         said.append(f"{size_text(memory['now'])} now")
     if memory["peak"] is not None:

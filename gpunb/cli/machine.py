@@ -162,5 +162,5 @@ def _waits(record: Record) -> bool:
 
 
 def _job(facts: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("id", "name", "state", "seconds", "gpus", "waits_for")
+    names = ("id", "name", "state", "seconds", "gpus", "devices", "waits_for")
     return {name: facts.get(name) for name in names}

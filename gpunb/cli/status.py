@@ -81,8 +81,8 @@ def _kernel(kernel: Mapping[str, Any]) -> Iterator[str]:
     kind = f"head process {kernel['head']!r}" if kernel.get("head") else "kernel"
     yield f"{kind} {'  '.join(_who(kernel))}  {', '.join(state)}  {_since(kernel)}".rstrip()
     for job in kernel.get("running", ()):
-        shares = ", ".join(f"{share:.4g} of GPU {ident}" for ident, share in job["gpus"] or ())
-        yield f"  #{job['id']} {job['name']}: running{f' on {shares}' if shares else ''}"
+        held = [f"{share:.4g} of {name} {ident}" for name, ident, share in job["devices"] or ()]
+        yield f"  #{job['id']} {job['name']}: running{' on ' if held else ''}{', '.join(held)}"
     for job in kernel.get("waiting", ()):
         yield f"  #{job['id']} {job['name']}: {job['waits_for']}"
     if (more := kernel.get("queued", 0) - len(kernel.get("waiting", ()))) > 0:

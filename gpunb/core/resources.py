@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 UNIT = 10_000
 """Integer units in one whole device, CPU or custom resource."""
@@ -152,6 +152,17 @@ class Allocation:
 def amount(units: int) -> str:
     """Units as a person writes them: ``5000`` is ``"0.5"``, ``20000`` is ``"2"``."""
     return f"{units / UNIT:.4f}".rstrip("0").rstrip(".")
+
+
+def devices_text(devices: Iterable[Sequence[Any]], *, shares: bool = True) -> str:
+    """Devices, as triples of resource, id and share, the way a person reads them: such as
+    ``"GPU 0 (0.5), NPU 1 (1)"``, or without shares ``"GPU 0, 1, NPU 1"``."""
+    if shares:
+        return ", ".join(f"{kind} {ident} ({share:g})" for kind, ident, share in devices)
+    kinds: dict[str, list[str]] = {}
+    for kind, ident, _ in devices:
+        kinds.setdefault(kind, []).append(str(ident))
+    return ", ".join(f"{kind} {', '.join(ids)}" for kind, ids in kinds.items())
 
 
 def size_text(size: float) -> str:

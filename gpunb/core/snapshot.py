@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpunb.core.reasons import why_waiting
 from gpunb.core.records import Actor, Task, Worker
@@ -40,9 +40,14 @@ class DeviceView:
     capability: str | None = None
 
 
+Holding: TypeAlias = tuple[str, int | str, float]
+"""What is held of a device: (resource, id, share)"""
+
+
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A task; `seconds` in its present state, `gpus` pairs of (device id, share)."""
+    """A task; `seconds` in its present state, `gpus` pairs of (id, share), `devices` those of every
+    kind as (resource, id, share)."""
 
     id: TaskId
     name: str
@@ -52,13 +57,15 @@ class JobView:
     parent: TaskId | None
     worker: int | None
     gpus: tuple[tuple[int | str, float], ...]
+    devices: tuple[Holding, ...]
     cpus: float
     waits_for: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ActorView:
-    """An actor that has not ended; `waiting` and `running` count its calls.
+    """An actor that has not ended; `waiting` and `running` count its calls. `gpus` and `devices` as
+    of a job.
 
     Its state is "queued" while its constructor waits, then "starting", "alive", "restarting" or
     "ending".
@@ -70,6 +77,7 @@ class ActorView:
     restarts: int
     worker: int | None
     gpus: tuple[tuple[int | str, float], ...]
+    devices: tuple[Holding, ...]
     waiting: int
     running: int
 
@@ -304,29 +312,37 @@ def _actor(scheduler: Scheduler, actor: Actor) -> ActorView:
         state = "restarting"
     elif constructor is not None and constructor.state != "running":
         state = "queued"
+    devices = _devices(scheduler, actor.worker)
     return ActorView(
         id=actor.id,
         name=actor.spec.name,
         state=state,
         restarts=actor.restarts,
         worker=actor.worker,
-        gpus=_gpus(scheduler, actor.worker),
+        gpus=_gpus(devices),
+        devices=devices,
         waiting=len(actor.calls),
         running=len(actor.running),
     )
 
 
-def _gpus(scheduler: Scheduler, ident: WorkerId | None) -> tuple[tuple[int | str, float], ...]:
-    """What the worker holds, as (device id, share)."""
+def _devices(scheduler: Scheduler, ident: WorkerId | None) -> tuple[Holding, ...]:
+    """What the worker holds."""
     if ident is None:
         return ()
-    devices, position = scheduler.machine.devices, scheduler.capacity.position
+    known, position = scheduler.machine.devices, scheduler.capacity.position
     shares = scheduler.workforce.workers[ident].allocation.shares
-    return tuple((devices[position[key]].id, units / UNIT) for key, units in shares)
+    devices = ((known[position[key]], units) for key, units in shares)
+    return tuple([(each.resource, each.id, units / UNIT) for each, units in devices])
+
+
+def _gpus(devices: tuple[Holding, ...]) -> tuple[tuple[int | str, float], ...]:
+    return tuple([(ident, share) for kind, ident, share in devices if kind == GPU])
 
 
 def _job(scheduler: Scheduler, task: Task, now: float, waits_for: str | None = None) -> JobView:
     worker = scheduler.workforce.workers.get(task.worker) if task.worker is not None else None
+    devices = _devices(scheduler, task.worker)
     return JobView(
         id=task.id,
         name=task.spec.name,
@@ -335,7 +351,8 @@ def _job(scheduler: Scheduler, task: Task, now: float, waits_for: str | None = N
         attempt=task.attempt,
         parent=task.parent,
         worker=task.worker,
-        gpus=_gpus(scheduler, task.worker),
+        gpus=_gpus(devices),
+        devices=devices,
         cpus=worker.allocation.cpus / UNIT if worker else task.spec.demand.cpus / UNIT,
         waits_for=waits_for,
     )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpunb.core.resources import size_text
+from gpunb.core.resources import devices_text, size_text
 
 if TYPE_CHECKING:
     from gpunb.notebook.arriving import Home
@@ -155,7 +155,8 @@ def summary(job: Job, home: Home | None) -> str:
 
 
 def _on(facts: Mapping[str, Any]) -> str:
-    return " on GPU " + ", ".join(map(str, facts["gpus"])) if facts["gpus"] else ""
+    devices = facts["devices"]
+    return f" on {devices_text(devices, shares=False)}" if devices else ""
 
 
 def seconds(value: float) -> str:

@@ -129,7 +129,7 @@ class Job:
     def _facts(self) -> dict[str, Any]:
         """What the runtime knows of it, or did."""
         facts = self._past or self._backend.ask("job", self.id) or {}
-        facts = {"name": self.name, "state": "queued", "gpus": [], "seconds": 0.0, **facts}
+        facts = {"name": self.name, "state": "queued", "devices": [], "seconds": 0.0, **facts}
         over, failed = self.done(), self._error is not None or getattr(self._sink, "failed", False)
         if facts["state"] in (("queued", "running", "done") if over else ("done",)):
             facts["state"] = "failed" if failed else "done"

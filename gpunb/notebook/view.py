@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpunb.core.resources import size_text
+from gpunb.core.resources import GPU, devices_text, size_text
 from gpunb.notebook.card import seconds
 
 _STYLE = """
@@ -56,9 +56,15 @@ class StatusView:
         facts = self.facts
         names = {job["id"]: job["name"] for job in facts["running"]}
         names.update((actor["id"], _actor_name(actor)) for actor in facts["actors"])
+        devices = facts["devices"]
+        plain = all(each["resource"] == GPU for each in devices)
         yield (
-            ["GPU", "type", "memory", "in use", "by"],
-            [_device(each, names, bars=bars) for each in facts["devices"]]
+            ["GPU" if plain else "device", "type", "memory", "in use", "by"],
+            [
+                [str(each["id"]) if plain else f"{each['resource']} {each['id']}", *rest]
+                for each in devices
+                for rest in [_device(each, names, bars=bars)]
+            ]
             or [["none", "", "", "", ""]],
         )
         if facts["actors"]:
@@ -78,7 +84,7 @@ class StatusView:
                 [
                     f"#{job['id']}",
                     job["name"],
-                    _ids(job["gpus"]),
+                    _on(job),
                     f"{job['seconds']:.2f} s",
                     job["state"],
                 ]
@@ -99,6 +105,7 @@ class StatusView:
 
 
 def _device(device: Mapping[str, Any], names: Mapping[int, str], *, bars: bool) -> list[str]:
+    """What there is to say of a device beside its name."""
     used = 1.0 - device["free"]
     holders = ", ".join(
         f"#{task} {names.get(task, '')}".strip() + f" ({share:g})" for task, share in device["held"]
@@ -107,13 +114,7 @@ def _device(device: Mapping[str, Any], names: Mapping[int, str], *, bars: bool) 
     kind = device["type"] or ("logical" if device["logical"] else device["name"])
     memory = _memory(device)
     shown = f"{used:.4f}".rstrip("0").rstrip(".")
-    return [
-        str(device["id"]),
-        kind,
-        memory,
-        f"\x00{used:.4f}\x00{shown}" if bars else shown,
-        holders,
-    ]
+    return [kind, memory, f"\x00{used:.4f}\x00{shown}" if bars else shown, holders]
 
 
 def _memory(device: Mapping[str, Any]) -> str:
@@ -157,8 +158,8 @@ def _actor(actor: Mapping[str, Any]) -> list[str]:
     if state == "alive":
         running = f"runs {actor['running']}" if actor["running"] else "idle"
         state = running + (f", {actor['waiting']} waiting" if actor["waiting"] else "")
-    held = ", ".join(f"GPU {device} ({share:g})" for device, share in actor["gpus"])
-    return [f"#{actor['id']}", _actor_name(actor), held or "CPU", state]
+    held = devices_text(actor["devices"]) or "CPU"
+    return [f"#{actor['id']}", _actor_name(actor), held, state]
 
 
 def _left(cell: Mapping[str, Any]) -> list[str]:
@@ -179,12 +180,11 @@ def _actor_name(actor: Mapping[str, Any]) -> str:
 
 
 def _job(job: Mapping[str, Any], last: str) -> list[str]:
-    ids = [each[0] for each in job["gpus"]]
-    return [f"#{job['id']}", job["name"], _ids(ids), last]
+    return [f"#{job['id']}", job["name"], _on(job), last]
 
 
-def _ids(ids: Sequence[Any]) -> str:
-    return f"GPU {', '.join(map(str, ids))}" if ids else "CPU"
+def _on(job: Mapping[str, Any]) -> str:
+    return devices_text(job["devices"], shares=False) or "CPU"
 
 
 def _cells(row: Sequence[str]) -> str:

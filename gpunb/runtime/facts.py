@@ -55,7 +55,9 @@ class Facts:
             return self.job(*arguments)
         if what == "actor":
             actor = self._driver.actors.get(*arguments)
-            return actor.facts() if actor is not None else None
+            if actor is None:
+                return None
+            return {**actor.facts(), "devices": self.devices(actor.held)}
         if what == "log":
             (ident,) = arguments
             job = self._driver.jobs.get(ident) or self._driver.past.get(ident)
@@ -73,11 +75,12 @@ class Facts:
         """A job as plain values, from any thread; None if it is not known any more."""
         job = self._driver.jobs.get(ident)
         if job is not None:
-            return job.facts()
+            return {**job.facts(), "devices": self.devices(job.held)}
         past = self._driver.past.get(ident)
         if past is None:
             return None
-        return {**past.facts(), "peak": past.peak, "hint": self._hint(past)}
+        held = self.devices(past.held)
+        return {**past.facts(), "devices": held, "peak": past.peak, "hint": self._hint(past)}
 
     def _hint(self, past: Past) -> str | None:
         """What would have been a better share for it."""
@@ -136,7 +139,7 @@ class Facts:
             **_place(past.place),
             "client": _client(past.client),
             "background": past.background,
-            "held": self.pairs(past.held),
+            "devices": self.devices(past.held),
             "waited": round(past.waited, 3),
             "ended": round(self._driver.timeline.unix(past.ended), 3),
             "gpu_seconds": round(self.gpu_seconds(past), 3),
@@ -144,15 +147,15 @@ class Facts:
             "has_log": past.log is not None,
         }
 
-    def pairs(self, shares: Shares) -> list[list[Any]]:
-        """Shares of GPUs as pairs of id and part of it."""
+    def devices(self, shares: Shares) -> list[list[Any]]:
+        """Shares of devices as triples of resource, id and part of it."""
         devices = ((self._devices[key], units) for key, units in shares)
-        return [[each.id, units / UNIT] for each, units in devices if each.resource == GPU]
+        return [[each.resource, each.id, units / UNIT] for each, units in devices]
 
     def gpu_seconds(self, past: Past) -> float:
         """The GPUs that a job held, for the time that it ran."""
-        shares: list[float] = [share for _, share in self.pairs(past.held)]
-        return past.seconds * sum(shares)
+        held: float = sum(share for kind, _, share in self.devices(past.held) if kind == GPU)
+        return past.seconds * held
 
     def _complete(self, facts: dict[str, Any]) -> None:
         """Add what the scheduler does not know of a job."""

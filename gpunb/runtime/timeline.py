@@ -75,7 +75,7 @@ class Timeline:
             "time": time.time(),
             "session": driver.facts.tell("session"),
             "devices": [
-                {"id": each.id, "name": each.name, "type": each.type}
+                {"id": each.id, "name": each.name, "type": each.type, "resource": each.resource}
                 for each in driver.scheduler.machine.devices
             ],
             "spans": sorted(known, key=lambda span: (span["submitted"], span["id"])),
@@ -96,7 +96,7 @@ class Timeline:
             "cell": facts["cell"],
             "cell_id": facts["cell_id"],
             "client": facts["client"],
-            "gpus": facts["held"],
+            "devices": facts["devices"],
             "submitted": round(facts["ended"] - past.waited - (past.seconds if ran else 0), 3),
             "started": None if began is None else round(began, 3),
             "ended": facts["ended"] if over else None,

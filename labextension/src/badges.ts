@@ -8,7 +8,7 @@ import { duration } from './endings.js';
 import { keyOf } from './join.js';
 import type { State } from './state';
 import type { Job, Snapshot } from './types';
-import { Calm } from './view.js';
+import { Calm, devicesText } from './view.js';
 
 interface Shown {
   readonly element: HTMLElement;
@@ -105,7 +105,7 @@ export class Badges {
       place.append(shown.element);
     }
     const running = job.state === 'running';
-    const text = running ? `#${job.id} on ${placeOf(job)}` : `#${job.id} waits`;
+    const text = running ? `#${job.id} on ${devicesText(job)}` : `#${job.id} waits`;
     const title = running ? `${job.name}: ${text}` : `${job.name} ${job.waits_for ?? 'waits'}`;
     shown.key = key;
     shown.seconds = job.seconds;
@@ -154,14 +154,6 @@ export class Badges {
   private timer = 0;
   private readonly calm = new Calm();
   private readonly shown = new Map<string, Shown>();
-}
-
-/** Such as "GPU 0 (0.5)". */
-function placeOf(job: Job): string {
-  const parts = job.gpus.map(each =>
-    Array.isArray(each) ? `GPU ${each[0]} (${Math.round(each[1] * 10000) / 10000})` : `GPU ${each}`
-  );
-  return parts.length ? parts.join(', ') : 'the CPU';
 }
 
 function setText(element: HTMLElement, text: string): void {

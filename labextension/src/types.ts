@@ -2,6 +2,9 @@
 
 export type DeviceId = number | string;
 
+/** What is held of a device: its resource, such as "GPU", its id, and the share. */
+export type Holding = [string, DeviceId, number];
+
 /** The device memory of a job in bytes: now, at most, and what its share amounts to. */
 export interface Memory {
   now: number | null;
@@ -26,7 +29,8 @@ export interface Job {
   state: string;
   /** In its present state. */
   seconds: number;
-  gpus: (DeviceId | [DeviceId, number])[];
+  /** Of another version of gpunb it may be missing. */
+  devices?: Holding[];
   kind?: string;
   cell?: number | null;
   cell_id?: string | null;
@@ -51,7 +55,7 @@ export interface Actor {
   name: string;
   state: string;
   seconds?: number | null;
-  gpus: [DeviceId, number][];
+  devices?: Holding[];
   cell?: number | null;
   cell_id?: string | null;
   client?: Session | null;

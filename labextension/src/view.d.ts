@@ -24,6 +24,9 @@ export class Calm {
   dispose(): void;
 }
 
+/** What a job has: "GPU 0 (0.5), NPU 1 (1)". */
+export function devicesText(job: Job): string;
+
 export function render(
   element: HTMLElement,
   snapshot: Snapshot | null,

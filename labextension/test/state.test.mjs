@@ -9,7 +9,7 @@ import { join, keyOf, partsOf } from '../lib/join.js';
 import { NOTHING, after } from '../lib/state.js';
 import { lackOf, problemOf, statusText } from '../lib/summary.js';
 
-const job = (id, more = {}) => ({ id, name: `In[${id}]`, state: 'running', seconds: 0, gpus: [], ...more });
+const job = (id, more = {}) => ({ id, name: `In[${id}]`, state: 'running', seconds: 0, devices: [], ...more });
 
 const device = (more = {}) => ({
   id: 0,

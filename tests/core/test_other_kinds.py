@@ -38,6 +38,17 @@ def test_they_are_resources_of_their_own() -> None:
     assert available(world.scheduler) == {**totals, "NPU": 0.75}
 
 
+def test_a_job_says_what_it_has_of_each_kind() -> None:
+    world = World(NPUS)
+    world.fresh(ask(gpus=0.5, resources={"NPU": 1}))
+    world.actor(ask(resources={"NPU": 0.5}))
+    seen = snapshot(world.scheduler, world.now)
+    (job,) = [each for each in seen.running if each.gpus]
+    assert (job.gpus, job.devices) == (((0, 0.5),), (("GPU", 0, 0.5), ("NPU", 0, 1.0)))
+    (actor,) = seen.actors
+    assert (actor.gpus, actor.devices) == ((), (("NPU", 1, 0.5),))
+
+
 def test_they_are_packed_like_gpus() -> None:
     capacity = Capacity(NPUS)
     half, one, two = (ask(resources={"NPU": each}) for each in (0.5, 1, 2))

@@ -80,6 +80,7 @@ def test_jobs(core: MakeWorld) -> None:
     assert running[6].seconds == 3.5
     assert running[6].attempt == 1
     assert running[6].gpus == ((2, 1.0),)
+    assert running[6].devices == (("GPU", 2, 1.0),)
     assert running[6].waits_for is None
     assert running[2].gpus == ((0, 0.25),)
     waiting = {job.id: job for job in seen.waiting}
@@ -130,7 +131,7 @@ def test_actors(core: MakeWorld) -> None:
     by_id = {each.id: each for each in seen}
     assert by_id[queued].worker is None
     assert by_id[alive] == ActorView(
-        alive, f"a{alive}", "alive", 0, 3, ((0, 0.5),), waiting=1, running=1
+        alive, f"a{alive}", "alive", 0, 3, ((0, 0.5),), (("GPU", 0, 0.5),), waiting=1, running=1
     )
 
 

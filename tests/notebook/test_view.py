@@ -35,5 +35,25 @@ def test_without_devices_it_says_why():
     assert "(&lt;libnvidia-ml&gt;) found" in view._repr_html_()
 
 
+def test_devices_of_other_kinds_have_their_own_names():
+    npu = {**DEVICE, "resource": "NPU", "type": "910B", "free": 0.0, "held": [[1, 1.0]]}
+    facts = {**EMPTY, "devices": [DEVICE, npu]}
+    facts["running"] = [
+        {
+            "id": 1,
+            "name": "train",
+            "seconds": 2.0,
+            "memory": {"now": None, "peak": None},
+            "devices": [["NPU", 0, 1.0]],
+        }
+    ]
+    head, gpu, other, _, _, job = repr(StatusView(facts)).splitlines()[:6]
+    assert head.split()[0] == "device"
+    assert gpu.startswith("GPU 0   logical")
+    assert other.split() == ["NPU", "0", "910B", "1", "#1", "train", "(1)"]
+    assert job.split()[:4] == ["#1", "train", "NPU", "0"]
+    assert "<td>NPU 0</td>" in StatusView(facts)._repr_html_()
+
+
 def test_with_devices_notes_are_left_to_init():
     assert "libnvidia" not in repr(StatusView({**EMPTY, "devices": [DEVICE]}))

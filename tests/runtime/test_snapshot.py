@@ -64,6 +64,7 @@ def test_a_real_one(start: Callable[..., Any], tmp_path: Path) -> None:
         gpunb.get(gpunb.remote(divmod).remote(1, 0), timeout=PATIENCE)
     half = gpunb.remote(num_gpus=0.5)(enter)
     gpunb.get(gpunb.remote(num_gpus=0.5)(len).remote("four"), timeout=PATIENCE)
+    eventually(lambda: gpunb.available_resources()["GPU"] == 2)
     keeper = Keeper.remote()
     refs = [half.remote("a"), half.remote("b"), keeper.wait.remote()]
     waits = gpunb.remote(num_gpus=2)(enter).remote("c")
@@ -95,7 +96,7 @@ def test_a_real_one(start: Callable[..., Any], tmp_path: Path) -> None:
     after = gpunb.status()
     check(after)
     whole = next(job for job in after["finished"] if job["id"] == waiting["id"])
-    assert whole["held"] == [[0, 1.0], [1, 1.0]]
+    assert whole["devices"] == [["GPU", 0, 1.0], ["GPU", 1, 1.0]]
     assert whole["waited"] > 0
     assert whole["gpu_seconds"] == pytest.approx(2 * whole["seconds"], abs=0.01)
     assert whole["memory"] == {"now": None, "peak": None, "share": 80 * 2**30}

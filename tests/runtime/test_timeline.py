@@ -24,7 +24,7 @@ def span(ident: int, started: float | None, ended: float | None, **more: Any) ->
         "actor": None,
         "cell": None,
         "cell_id": None,
-        "gpus": [[0, 0.5]],
+        "devices": [["GPU", 0, 0.5]],
         "submitted": started or 0.0,
         "started": started,
         "ended": ended,
@@ -45,8 +45,10 @@ def timeline(*spans: dict[str, Any]) -> Timeline:
 
 def test_bars_of_one_row_do_not_overlap() -> None:
     spans = [span(1, 0, 50), span(2, 10, 60), span(3, 50, 70), span(4, 65, None)]
-    spans += [span(5, 20, 30, gpus=[[1, 1.0]]), span(6, None, 20), span(7, 20, 30, actor=9)]
-    found = [(each["id"], began, ended, row) for each, _, began, ended, row in bars(0, spans, 100)]
+    spans += [span(6, None, 20), span(7, 20, 30, actor=9)]
+    spans += [span(5, 20, 30, devices=[["GPU", 1, 1.0]]), span(8, 0, 9, devices=[["NPU", 0, 1.0]])]
+    on = bars({"id": 0, "resource": "GPU"}, spans, 100)
+    found = [(each["id"], began, ended, row) for each, _, began, ended, row in on]
     assert found == [(1, 0, 50, 0), (2, 10, 60, 1), (3, 50, 70, 0), (4, 65, 100, 1)]
 
 
@@ -139,7 +141,7 @@ def test_a_real_one(start: Callable[..., Any], tmp_path: Path) -> None:
     spans = {(each["name"], each["kind"]): each for each in over.spans}
     life = spans["Actor", "actor"]
     assert life["state"] == "done"
-    assert life["gpus"] == [[0, 0.5]]
+    assert life["devices"] == [["GPU", 0, 0.5]]
     later = spans["second", "call"]
     assert later["waited"] > 0
     assert later["started"] >= spans["first", "call"]["ended"] - 0.01

@@ -29,7 +29,7 @@ _OTHERS = 4
 _WARNINGS = 5
 _KEPT = ("version", "time", "session", "cpus", "cpus_free", "queued", "counts", "totals")
 _OF_JOB = (
-    "id name state seconds cell kind actor gpus held memory has_log waits_for ended class "
+    "id name state seconds cell kind actor devices memory has_log waits_for ended class "
     "running waiting client gpu_seconds waited"
 ).split()
 _OF_DEVICE = "id key name type memory logical resource free held usage health".split()
@@ -72,7 +72,8 @@ def _ordered(name: str, jobs: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     """Those first that hold devices, because these are labelled with them."""
     if name != "running":
         return jobs
-    return [*(job for job in jobs if job["gpus"]), *(job for job in jobs if not job["gpus"])]
+    there = [job for job in jobs if job["devices"]]
+    return [*there, *(job for job in jobs if not job["devices"])]
 
 
 def _fill(

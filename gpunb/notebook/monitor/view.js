@@ -75,8 +75,10 @@ export function tookText(what, memory) {
   return parts;
 }
 
-export function gpuText(pairs) {
-  return pairs.length ? pairs.map(([id, share]) => `GPU ${id} (${shareText(share)})`).join(", ") : "CPU";
+// What a job has: "GPU 0 (0.5), NPU 1 (1)"
+export function devicesText(job) {
+  const parts = (job.devices || []).map(([kind, id, share]) => `${kind} ${id} (${shareText(share)})`);
+  return parts.join(", ") || "CPU";
 }
 
 // Where a job comes from: its cell, unless its name says so already
@@ -182,14 +184,14 @@ export function pathOf(values, count, width, height) {
 export function barsOf(device, snapshot) {
   const { time, finished, running, actors } = snapshot;
   const known = [
-    ...finished.map((job) => ({ job, held: job.held || [], from: time - job.ended + job.seconds, to: time - job.ended })),
-    ...[...running, ...actors].map((job) => ({ job, held: job.gpus, from: job.seconds || 0, to: 0 })),
+    ...finished.map((job) => ({ job, from: time - job.ended + job.seconds, to: time - job.ended })),
+    ...[...running, ...actors].map((job) => ({ job, from: job.seconds || 0, to: 0 })),
   ];
   const ends = [];
   return known
     .filter(({ job }) => !job.actor && job.kind !== "create" && job.kind !== "method")
     .filter(({ job }) => !(device.logical && job.key) || sessionOf(device.key) === sessionOf(job.key))
-    .map((each) => ({ ...each, share: (each.held.find(([id]) => id === device.id) || [])[1] }))
+    .map((each) => ({ ...each, share: shareOf(each.job, device) }))
     .filter((each) => each.share)
     .sort((one, other) => other.from - one.from)
     .map(({ job, share, from, to }) => {
@@ -198,6 +200,11 @@ export function barsOf(device, snapshot) {
       ends[row] = to;
       return { job, share, from, to, row };
     });
+}
+
+function shareOf(job, device) {
+  const same = ([kind, id]) => kind === (device.resource || "GPU") && id === device.id;
+  return ((job.devices || []).find(same) || [])[2];
 }
 
 // Of a key in a snapshot of several sessions, which begins with it
@@ -566,7 +573,7 @@ function rowElement() {
 
 function runningRow(view, element, job) {
   const { text, time, more } = element.parts;
-  setText(text, `${jobText(job)} ${gpuText(job.gpus)}`);
+  setText(text, `${jobText(job)} ${devicesText(job)}`);
   view.clock(time, job.seconds);
   setText(more, [memoryText(job.memory), job.waits_for || ""].filter(Boolean).join("; "));
   const own = !job.actor && job.kind !== "create";
@@ -591,14 +598,14 @@ function finishedRow(view, element, job) {
   const sign = { done: "✓", failed: "✗", cancelled: "■" }[job.state] || "";
   setText(text, [sign, jobText(job), job.state].filter(Boolean).join(" "));
   setText(time, timeText(job.seconds));
-  setText(more, [gpuText(job.held || []), ...tookText(job, job.memory)].join(", "));
+  setText(more, [devicesText(job), ...tookText(job, job.memory)].join(", "));
   buttons(view, element, job, [job.has_log && ["logs", "Logs", false, () => view.log.open(job)]]);
 }
 
 function actorRow(view, element, actor) {
   const { text, time, more } = element.parts;
   const state = actor.state === "alive" && !actor.running ? "idle" : actor.state;
-  setText(text, `${jobText({ ...actor, name: actorText(actor) })} ${gpuText(actor.gpus)} ${state}`);
+  setText(text, `${jobText({ ...actor, name: actorText(actor) })} ${devicesText(actor)} ${state}`);
   view.clock(time, actor.seconds);
   setText(more, [memoryText(actor.memory), actor.waiting ? `${actor.waiting} calls wait` : ""].filter(Boolean).join("; "));
   buttons(view, element, actor, [["kill", "Kill", true, () => view.act("kill", keyOf(actor))]]);

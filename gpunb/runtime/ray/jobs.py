@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunb.backend import NewActor
-from gpunb.core.resources import Demand
+from gpunb.core.resources import GPU, UNIT, Demand
 from gpunb.core.tasks import ActorId, TaskId
 
 HISTORY = 1000
@@ -68,6 +68,12 @@ class Job:
         until = self.began if self.began is not None else self.ended or time.monotonic()
         return max(0.0, until - self.made)
 
+    @property
+    def devices(self) -> list[list[Any]]:
+        """Those that it has, as triples of resource, id and share."""
+        share = min(1.0, self.demand.gpus / UNIT / max(1, len(self.gpus))) or 1.0
+        return [[GPU, each, share] for each in self.gpus]
+
     def facts(self) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -75,6 +81,7 @@ class Job:
             "state": self.state,
             "seconds": round(self.seconds, 3),
             "gpus": list(self.gpus),
+            "devices": self.devices,
             "pid": self.pid,
             "peak": None,
             "hint": None,
@@ -101,6 +108,7 @@ class Actor:
         return {
             "state": "ending" if self.ended else "running" if began else "queued",
             "gpus": list(job.gpus) if job is not None else [],
+            "devices": job.devices if job is not None else [],
             "pid": job.pid if job is not None else None,
             "type": self.new.type,
             "class": self.name,

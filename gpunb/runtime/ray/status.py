@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gpunb.runtime.ray.kernel import Kernel
 
 FINISHED = 50
-LOGGED = 1 << 20
 
 _NOTHING = {"now": None, "peak": None, "share": None}
 _UNMEASURED = dict.fromkeys(("memory_used", "memory_total", "utilization", "temperature"))
@@ -72,8 +71,7 @@ class Status:
                 log = kernel.ask("log", request.get("job", 0))
                 if log is None:
                     raise GpunbError(f"nothing is kept of what job #{request.get('job')} has shown")
-                text = log.text()
-                return {"text": text[-LOGGED:], "truncated": len(text) > LOGGED}
+                return log.told()
             case _:
                 raise GpunbError(f"{what!r} cannot be asked for on Ray")
 
@@ -151,8 +149,7 @@ class Status:
         jobs = [job for job in list(self._kernel.jobs.open.values()) if job.began is not None]
         for job in jobs:
             if job.gpus and (job.kind == "create" or not job.actor):
-                share = _share(job)
-                for gpu in job.gpus:
+                for _, gpu, share in job.devices:
                     held.setdefault((job.node_id, gpu), []).append((job.id, share))
         rows = []
         for node in self._kernel.cluster.nodes():
@@ -194,9 +191,12 @@ class Status:
         alone = list(nodes.values()).count(address) == 1
         return f"{address.rpartition('.')[2] if alone else node[:4]}:{gpu}"
 
-    def _shares(self, job: Job) -> list[list[Any]]:
-        """The devices that a job has, each with its share."""
-        return [[self._id(job.node_id, gpu), _share(job)] for gpu in job.gpus]
+    def _holds(self, job: Job | None) -> dict[str, Any]:
+        """The devices that a job has, with their ids in the cluster."""
+        devices = []
+        if job is not None:
+            devices = [[kind, self._id(job.node_id, at), share] for kind, at, share in job.devices]
+        return {"gpus": [[ident, share] for _, ident, share in devices], "devices": devices}
 
     def _place(self, job: Job | None) -> dict[str, Any]:
         number, cell = getattr(getattr(job, "sink", None), "place", None) or (None, None)
@@ -205,7 +205,7 @@ class Status:
     def _job(self, job: Job) -> dict[str, Any]:
         return {
             **job.facts(),
-            "gpus": self._shares(job),
+            **self._holds(job),
             "state": "running" if job.began is not None else "queued",
             "kind": job.kind,
             "actor": job.actor or None,
@@ -222,14 +222,14 @@ class Status:
         }
 
     def _past(self, job: Job) -> dict[str, Any]:
-        ended = job.ended or time.monotonic()
+        ended, devices = job.ended or time.monotonic(), self._holds(job)["devices"]
         return {
             **job.facts(),
-            "gpus": [each for each, _ in self._shares(job)],
+            "gpus": [ident for _, ident, _ in devices],
+            "devices": devices,
             "kind": job.kind,
             "actor": job.actor or None,
             **self._place(job),
-            "held": self._shares(job),
             "waited": round(job.waited, 3),
             "ended": round(time.time() - (time.monotonic() - ended), 3),
             "gpu_seconds": round(_gpu_seconds(job), 3),
@@ -251,7 +251,7 @@ class Status:
             "state": facts["state"],
             "seconds": round(job.seconds, 3) if job is not None and job.began else None,
             **self._place(job),
-            "gpus": self._shares(job) if job is not None else [],
+            **self._holds(job),
             "memory": dict(_NOTHING),
             "waiting": sum(each.began is None for each in calls),
             "running": sum(each.began is not None for each in calls),
@@ -259,11 +259,6 @@ class Status:
             "worker": None,
             "pid": facts["pid"],
         }
-
-
-def _share(job: Job) -> float:
-    """What a job has of each of its devices."""
-    return min(1.0, job.demand.gpus / UNIT / max(1, len(job.gpus))) or 1.0
 
 
 def _gpu_seconds(job: Job) -> float:

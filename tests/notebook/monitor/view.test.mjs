@@ -34,7 +34,7 @@ test("what something took is told as far as it is worth a word", () => {
 
 const device = (more) => ({ id: 0, key: "GPU-1", logical: false, held: [], others: [], ...more });
 const session = (pid) => ({ pid, user: "ada", notebook: `/home/ada/${pid}.ipynb` });
-const job = (id, more) => ({ id, name: `t${id}`, cell: null, seconds: 1, memory: null, gpus: [], ...more });
+const job = (id, more) => ({ id, name: `t${id}`, cell: null, seconds: 1, memory: null, devices: [], ...more });
 const snapshot = (more) => view.whole({ session: session(1), ...more });
 
 test("the parts of a device add up to one", () => {
@@ -70,12 +70,22 @@ test("a holder that is not listed has no name, and is not said to end", () => {
   assert.equal(view.partsOf(device({ held: [[7, 1]] }), snapshot({}))[0].name, "ending");
 });
 
+test("devices of other kinds are told by their own names", () => {
+  assert.equal(view.devicesText(job(1)), "CPU");
+  assert.equal(view.devicesText(job(1, { devices: [["GPU", 0, 0.5], ["NPU", 0, 1]] })), "GPU 0 (0.5), NPU 0 (1)");
+  const time = 100;
+  const both = snapshot({ time, running: [job(1, { devices: [["NPU", 0, 1]] }), job(2, { devices: [["GPU", 0, 1]] })] });
+  const bars = view.barsOf(device({ resource: "NPU" }), both);
+  assert.deepEqual(bars.map((each) => [each.job.id, each.share]), [[1, 1]]);
+});
+
 test("bars of one row do not overlap", () => {
   const time = 1000;
-  const over = (id, from, to, more) => job(id, { held: [[0, 0.5]], ended: time - to, seconds: from - to, ...more });
-  const finished = [over(1, 100, 50), over(2, 90, 40), over(3, 40, 10), over(4, 30, 20, { held: [[1, 1]] })];
-  finished.push(over(5, 30, 20, { actor: 9 }));
-  const bars = view.barsOf(device({}), snapshot({ time, finished, running: [job(6, { gpus: [[0, 0.5]], seconds: 5 })] }));
+  const over = (id, from, to, more) => job(id, { devices: [["GPU", 0, 0.5]], ended: time - to, seconds: from - to, ...more });
+  const finished = [over(1, 100, 50), over(2, 90, 40), over(3, 40, 10), over(4, 30, 20, { devices: [["GPU", 1, 1]] })];
+  finished.push(over(5, 30, 20, { actor: 9 }), over(7, 30, 20, { devices: [["NPU", 0, 1]] }));
+  const running = [job(6, { devices: [["GPU", 0, 0.5]], seconds: 5 })];
+  const bars = view.barsOf(device({}), snapshot({ time, finished, running }));
   assert.deepEqual(bars.map(({ job: { id }, row }) => [id, row]), [[1, 0], [2, 1], [3, 0], [6, 0]]);
 });
 

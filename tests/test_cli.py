@@ -83,7 +83,7 @@ def test_an_unknown_command_is_refused(capsys):
 
 
 def test_it_is_a_program():
-    command = [sys.executable, "-m", "gpunb.cli", "devices", "--json"]
+    command = [sys.executable, "-m", "gpunb", "devices", "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "devices" in json.loads(done.stdout)
 

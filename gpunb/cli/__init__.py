@@ -24,6 +24,7 @@ COMMANDS = (
     Command(
         "status", "all kernels of this machine, their shares of devices, and who else is there"
     ),
+    Command("logs", "what a job has shown, so far or until it is over"),
     Command("release", "ask one of your kernels to let go of devices"),
     Command("start", "start a head process, which schedules for several kernels"),
     Command("stop", "end a head process"),

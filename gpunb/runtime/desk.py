@@ -32,9 +32,6 @@ PATIENCE = 10.0
 LONGEST = 1 << 16
 """Bytes of the longest request."""
 
-LOGGED = 1 << 20
-"""Bytes of a log that are told, from its end."""
-
 Request: TypeAlias = dict[str, Any]
 
 Answer: TypeAlias = Callable[[dict[str, Any]], object]
@@ -112,7 +109,7 @@ class Desk:
                 raise GpunbError("a request must be a JSON object")
             what = request.get("do")
             if what == "logs":
-                self._logs(_ident(request, "job"), answer)
+                self._logs(request, answer)
             elif what in self._words:
                 answer({"ok": True, "value": self._words[what](request)})
             else:
@@ -151,16 +148,25 @@ class Desk:
             raise GpunbError(f"there is no job #{job} that is not over")
         return job
 
-    def _logs(self, job: int, answer: Answer) -> None:
-        """In a thread: a log may be large, and lie on a disk."""
-        log = self._driver.facts.tell("log", job)
+    def _logs(self, request: Request, answer: Answer) -> None:
+        """What a job has shown, from a position on, and its state. In a thread: a log may be
+        large, and lie on a disk."""
+        job = _ident(request, "job")
+        position = request.get("position", 0)
+        if not isinstance(position, int) or position < 0:
+            raise GpunbError(f"position={position!r} must be a whole number, 0 or more")
+        facts, log = self._driver.facts.job(job), self._driver.facts.tell("log", job)
         if log is None:
             raise GpunbError(f"nothing is kept of what job #{job} has shown")
 
+        about = {name: facts.get(name) if facts else None for name in ("name", "state")}
+
         def read() -> None:
-            text = log.text()
-            value = {"text": text[-LOGGED:], "truncated": len(text) > LOGGED}
-            self._driver.loop.post((answer, {"ok": True, "value": value}))
+            try:
+                said = {"ok": True, "value": {**about, **log.told(position)}}
+            except Exception as error:  # that is no position, or the disk fails
+                said = {"ok": False, "error": f"the log of job #{job} cannot be read: {error!r}"}
+            self._driver.loop.post((answer, said))
 
         threading.Thread(target=read, name="gpunb-logs", daemon=True).start()
 

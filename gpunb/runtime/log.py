@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -28,6 +30,11 @@ ALL_IN_MEMORY = 1 << 25
 
 FILES = 100
 """Logs that may have a file."""
+
+TOLD = 1 << 20
+"""Characters of a log that are told at once to whoever asks for words, from its end."""
+
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
 class Log:
@@ -120,6 +127,29 @@ class Log:
             self._file.seek(0, 2)
             return data, end
 
+    def told(self, position: int = 0) -> dict[str, Any]:
+        """What it has from a position on as a terminal would show it, with values and errors:
+        `text`, at most its end; whether that is not all of it (`truncated`); and the `position`
+        where it goes on."""
+        pieces: deque[str] = deque()
+        size = gone = 0
+        while True:
+            data, position = self.portion(position)
+            if not data:
+                break
+            for item in items(data):
+                pieces.append(piece := _words(item))
+                size += len(piece)
+            while size - len(pieces[0]) > TOLD:
+                gone += len(pieces[0])
+                size -= len(pieces.popleft())
+        text = "".join(pieces)
+        return {
+            "text": text[-TOLD:],
+            "truncated": gone + len(text) > TOLD,
+            "position": position,
+        }
+
     def texts(self) -> Iterator[str]:
         """Its text as it came."""
         return (content["text"] for kind, _, content in self if kind == "text")
@@ -134,6 +164,19 @@ def items(portion: bytes) -> Iterator[Item]:
     file = io.BytesIO(portion)
     while file.tell() < len(portion):
         yield pickle.load(file)
+
+
+def _words(item: Item) -> str:
+    """What a terminal shows of it."""
+    kind, what, content = item
+    if kind == "text":
+        text: str = content["text"]
+        return text
+    if "traceback" in content:
+        return _COLOUR.sub("", "\n".join(content["traceback"])) + "\n"
+    if what not in ("display_data", "execute_result") or "text/plain" not in content["data"]:
+        return ""
+    return f"{content['data']['text/plain']}\n"
 
 
 def _note(text: str) -> Item:

@@ -73,7 +73,7 @@ def test_it_follows_the_sessions(folder: Path, start: Callable[..., Any]) -> Non
     def enter() -> None:
         gate.enter()
 
-    command = [sys.executable, "-m", "gpunb.cli", "status", "--watch"]
+    command = [sys.executable, "-m", "gpunb", "status", "--watch"]
     with subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, text=True) as process:
         said: list[str] = []
         assert process.stdout is not None

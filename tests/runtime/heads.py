@@ -27,7 +27,7 @@ def start(name: str = "lab", *options: str) -> dict[str, Any]:
     """A head process, as the command starts it."""
     variables = dict(os.environ)
     variables |= {"PYTHONPATH": str(ROOT), FAMILY: f"{name}-{time.time_ns()}"}
-    command = [sys.executable, "-m", "gpunb.cli", "start", "--head", "--json", "--name", name]
+    command = [sys.executable, "-m", "gpunb", "start", "--head", "--json", "--name", name]
     done = subprocess.run(
         [*command, *(options or MACHINE)],
         env=variables,

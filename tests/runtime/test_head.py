@@ -184,7 +184,7 @@ def test_what_cannot_start_says_why(empty, capsys):
 
 def test_a_name_is_had_by_one_even_if_both_start_at_once(empty):
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "gpunb.cli", "start", "--head", "--json", *MACHINE]
+    command = [sys.executable, "-m", "gpunb", "start", "--head", "--json", *MACHINE]
     both = [
         subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(2)

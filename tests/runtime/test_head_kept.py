@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -172,6 +173,24 @@ def test_ps_lists_what_a_killed_kernel_has_left(story):
 def test_logs_show_the_output_so_far(story):
     assert story.kernel.ok(f"%gpu logs {story.jobs['runs']}").stdout == "it runs\n"
     assert "from inside" in story.kernel.ok(f"%gpu logs {story.jobs['nested']}").stdout
+
+
+def test_a_terminal_shows_it_too(
+    story: Story, head: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def logs(name: str, *options: str) -> str:
+        assert cli.main(["logs", f"{story.jobs[name]}", *options]) == 0
+        return capsys.readouterr().out
+
+    assert logs("runs") == logs("runs", "--of", "lab") == "it runs\n"
+    assert "from inside" in logs("nested")
+    assert logs("done") == "trained\n<IPython.core.display.HTML object>\n41\n"
+    failed = logs("failing")
+    assert "ZeroDivisionError: division by zero" in failed
+    assert "\x1b" not in failed
+    facts = json.loads(logs("runs", "--json"))
+    about = {"pid": head["pid"], "job": story.jobs["runs"], "name": "runs", "state": "running"}
+    assert facts == {**about, "text": "it runs\n", "truncated": False}
 
 
 def test_wait_brings_names_output_and_value_home(story):
@@ -434,7 +453,7 @@ def test_stop_loses_nothing_unless_forced(tmp_path, monkeypatch, capsys):
     second = submit(client, code)
     gate.await_("runs")
     waits = subprocess.Popen(
-        [sys.executable, "-m", "gpunb.cli", "stop", "--wait"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "gpunb", "stop", "--wait"], stderr=subprocess.PIPE, text=True
     )
     assert waits.stderr is not None
     assert f"waiting for #{ident} train" in waits.stderr.readline()

@@ -1,4 +1,4 @@
-"""``python -m gpunb.cli``."""
+"""``python -m gpunb``."""
 
 import sys
 

@@ -223,6 +223,15 @@ class RuntimeContext:
         held = (("GPU", self._context.gpu_ids), *self._context.others)
         return {name: [str(each) for each in ids] for name, ids in held}
 
+    def get_assigned_resources(self) -> dict[str, float]:
+        """What the process of the running task holds, by resource name, as in
+        ``{"CPU": 1.0, "GPU": 0.5}``; empty in the kernel."""
+        task = self._context.task
+        held: dict[str, float] = {}
+        if task is not None:
+            held = backend.current().ask("assigned", task)
+        return held
+
     def __repr__(self) -> str:
         task = f"task #{self._context.task}" if self._context.task else "the kernel"
         return f"<gpunb context of {task}, GPUs {list(self._context.gpu_ids)}>"

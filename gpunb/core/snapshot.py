@@ -180,6 +180,18 @@ def available(scheduler: Scheduler) -> dict[str, float]:
     return free
 
 
+def assigned(scheduler: Scheduler, ident: TaskId) -> dict[str, float]:
+    """What the process of a running task holds, by resource name; empty if it does not run."""
+    task = scheduler.tasks.get(ident)
+    if task is None or task.worker is None:
+        return {}
+    allocation = scheduler.workforce.workers[task.worker].allocation
+    held = {"CPU": allocation.cpus / UNIT} if allocation.cpus else {}
+    for name, _, share in _devices(scheduler, task.worker):
+        held[name] = held.get(name, 0.0) + share
+    return held | {name: units / UNIT for name, units in allocation.resources}
+
+
 def unmet(scheduler: Scheduler) -> dict[str, float]:
     """What the tasks in line ask for together, by resource name; whole numbers are one device.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunb.core.resources import GPU, UNIT, Shares
 from gpunb.core.shares import hint
-from gpunb.core.snapshot import VERSION, available, snapshot, why
+from gpunb.core.snapshot import VERSION, assigned, available, snapshot, why
 from gpunb.core.tasks import TaskId
 from gpunb.runtime import listening, origin
 from gpunb.runtime.trends import Trends
@@ -45,6 +45,8 @@ class Facts:
         if what == "available":
             self._driver.leases.look()
             return available(self._driver.scheduler)
+        if what == "assigned":
+            return assigned(self._driver.scheduler, *arguments)
         if what == "status":
             return self._status()
         if what == "timeline":

@@ -111,6 +111,8 @@ class InWorker(OnRay):
                 return dict(total)
             case "available":
                 return shown(ray.available_resources())
+            case "assigned":
+                return shown(ray.get_runtime_context().get_assigned_resources())
             case "actor":
                 known = self._actors.get(*arguments)
                 return known.facts() if known is not None else None

@@ -106,6 +106,33 @@ def test_an_actor_was_not_reconstructed_at_first():
     assert get(knows.reconstructed.remote()) is False
 
 
+@pytest.mark.parametrize(
+    ("options", "task", "actor"),
+    [
+        ({}, {"CPU": 1.0}, {}),
+        ({"num_cpus": 0, "num_gpus": 0.5}, {"GPU": 0.5}, {"GPU": 0.5}),
+        ({"num_cpus": 2}, {"CPU": 2.0}, {"CPU": 2.0}),
+        ({"num_cpus": 1, "num_gpus": 2}, {"CPU": 1.0, "GPU": 2.0}, {"CPU": 1.0, "GPU": 2.0}),
+    ],
+)
+def test_what_a_task_or_an_actor_was_assigned(options, task, actor):
+    @ray.remote
+    def assigned():
+        return context().get_assigned_resources()
+
+    @ray.remote
+    class Assigned:
+        def assigned(self):
+            return context().get_assigned_resources()
+
+    found, maker = (assigned, Assigned)
+    if options:
+        found, maker = found.options(**options), maker.options(**options)
+    assert get(found.remote()) == task
+    kept = maker.remote()
+    assert get(kept.assigned.remote()) == actor
+
+
 def test_accelerator_ids_outside_of_tasks():
     assert not context().get_accelerator_ids()["GPU"]
 

@@ -26,6 +26,7 @@ from gpunb.workers import messages as msg
 from gpunb.workers import system
 from gpunb.workers.channel import Channel, ChannelClosed, decode, encode
 from gpunb.workers.interrupts import Interrupts
+from gpunb.workers.launching import unbind
 from gpunb.workers.remote import Remote
 from gpunb.workers.running import Runner, flush
 
@@ -209,6 +210,7 @@ def spawned(kernel: int, channel: Any, out: Any, err: Any, interrupts: Any, *kep
     """As `main`, in a new interpreter of its own; the other arguments are connections. Those
     `kept` stay open as long as the process lives."""
     system.die_with_parent(kernel)
+    unbind()
     own_streams()
     connections = (channel, out, err, interrupts)
     descriptors = [os.dup(each.fileno()) for each in connections]

@@ -7,6 +7,8 @@ imports itself.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import multiprocessing.context
 import multiprocessing.process
 import os
 import signal
@@ -85,4 +87,18 @@ def boot(control: Connection, kernel: int) -> None:
     """Be the zygote. A function of its own, because the kernel need not import what it runs."""
     from gpunb.workers.zygote import main
 
+    unbind()
     main(control, kernel)
+
+
+def unbind() -> None:
+    """Let multiprocessing see a program of its own here, with its usual start method, and not a
+    child of loky's: what users start in workers would be one too."""
+    process: Any = multiprocessing.process
+    here, own = process.current_process(), process.BaseProcess(name="MainProcess")
+    # The key is the kernel's: what that manages for others is open to workers.
+    vars(own).update(_config={"authkey": here.authkey, "semprefix": "/mp"})
+    vars(own).update(_identity=(), _parent_pid=None)
+    vars(process).update(_current_process=own, _parent_process=None)
+    vars(process).update(_process_counter=itertools.count(1))
+    vars(vars(multiprocessing.context)["_default_context"]).update(_actual_context=None)

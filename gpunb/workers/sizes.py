@@ -68,7 +68,9 @@ def _said(part: Any) -> int | None:
         return int(size.sum() if hasattr(size, "sum") else size)
     if package == "polars" and hasattr(part, "estimated_size"):
         return int(part.estimated_size())
-    said: Any = getattr(part, "nbytes", None)
+    if not hasattr(type(part), "nbytes"):
+        return None  # what answers to any name would be asked for one that it does not know
+    said: Any = part.nbytes
     return int(said) if hasattr(said, "__index__") and not hasattr(said, "__len__") else None
 
 

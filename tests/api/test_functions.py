@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import random
@@ -52,6 +53,22 @@ def get(refs, timeout=PATIENCE):
 @gpunb.remote
 def same(value):
     return value
+
+
+def in_processes():
+    """What functions do with multiprocessing, which knows nothing of how a worker was started."""
+    import multiprocessing
+
+    echo = multiprocessing.SimpleQueue()
+    child = multiprocessing.Process(target=echo.put, args=("from a child",))
+    child.start()
+    heard = echo.get()
+    child.join()
+    with multiprocessing.Pool(2) as pool:
+        squares = pool.map(abs, [-1, -2])
+    own = multiprocessing.current_process()
+    about = own.name, multiprocessing.parent_process(), multiprocessing.get_start_method()
+    return about, heard, child.name, child.exitcode, squares
 
 
 @gpunb.remote
@@ -261,6 +278,18 @@ def test_objects_made_in_a_worker_outlive_it(four):
     eventually(lambda: not os.path.exists(f"/proc/{process}"), "the worker is gone")
     assert get(put) == [1, 2]
     assert get(made) == "three"
+
+
+def test_processes_of_a_task(four):
+    usual = multiprocessing.get_start_method()
+    about = "MainProcess", None, usual
+    assert get(gpunb.remote(in_processes).remote()) == (
+        about,
+        "from a child",
+        "Process-1",
+        0,
+        [1, 2],
+    )
 
 
 def test_in_a_task_everything_works(four, gate):

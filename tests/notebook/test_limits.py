@@ -178,6 +178,14 @@ def test_what_contains_itself_has_a_size() -> None:
     assert size_of(loop) == pytest.approx(800_000, rel=0.01)
 
 
+def test_what_answers_to_any_name_is_not_asked() -> None:
+    class Warns:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"asked for {name}")
+
+    assert size_of(Warns()) < 1000
+
+
 def test_a_look_at_a_value_takes_no_time() -> None:
     deep: list[Any] = []
     for _ in range(100_000):

@@ -14,9 +14,10 @@ import cloudpickle
 from gpunb import backend, serialize
 from gpunb.backend import HANDLE, Call, ExitActor, NewActor, ObjectId
 from gpunb.calls import Signature, packed, retry_of, returns_of, submitted
-from gpunb.core.options import ActorOptions, MethodOptions
+from gpunb.core.options import ActorOptions, MethodOptions, check_switches
 from gpunb.core.resources import devices_text
 from gpunb.core.tasks import ActorId, TaskSpec
+from gpunb.exceptions import InfeasibleRequestError
 from gpunb.runtime import output
 from gpunb.signals import UNDIVIDED, interrupt_later
 
@@ -88,7 +89,7 @@ class RemoteClass(Generic[T]):
         Raises:
             TypeError: arguments that the constructor does not take, or that cannot be pickled.
             InfeasibleRequestError: this machine can never give what the actor asks for.
-            ValueError: its name is taken.
+            ActorAlreadyExistsError: its name is taken; a ValueError, too.
         """
         self._signature.check(args, kwargs)
         current = backend.current()
@@ -120,13 +121,23 @@ class RemoteClass(Generic[T]):
             ),
             held=self._held,
         )
-        with UNDIVIDED:
-            ((actor, _),) = current.submit(call)
-            handle = ActorHandle(actor, self._type, held=True)
+        try:
+            handle = self._submitted(current, call)
+        except ValueError as error:
+            if options.name is None or isinstance(error, InfeasibleRequestError):
+                raise
+            for let_go in backend.LET_GO:
+                let_go()  # the name may be that of an actor which only an old output refers to
+            handle = self._submitted(current, call)
         if options.get_if_exists:
-            facts = current.ask("actor", actor)  # None if it has ended since
+            facts = current.ask("actor", handle._gpunb_id)  # None if it has ended since
             handle._gpunb_type = ActorType.unpacked(facts["type"]) if facts else self._type
         return handle
+
+    def _submitted(self, current: backend.Backend, call: Call) -> ActorHandle:
+        with UNDIVIDED:
+            ((actor, _),) = current.submit(call)
+            return ActorHandle(actor, self._type, held=True)
 
     def options(self, **changes: Any) -> RemoteClass[T]:
         """The same class with other options, such as ``Counter.options(name="c").remote()``.
@@ -270,6 +281,15 @@ class ActorHandle:
             raise AttributeError(f"{label} has no method {name!r}{known}")
         return ActorMethod(self, method, None)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_gpunb_"):
+            raise AttributeError(
+                f"{name!r} cannot be set: a handle has the methods of the actor class "
+                f"{self._gpunb_type.name}, and none of the actor's attributes. Give the class a "
+                "method that sets it, and call that with .remote(...)"
+            )
+        object.__setattr__(self, name, value)
+
     def __dir__(self) -> list[str]:
         return _public(self._gpunb_type)
 
@@ -383,7 +403,7 @@ class ActorMethod:
         return f"<method {self._method.name} of {self._handle!r}>"
 
 
-def method(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def method(*args: Any, **options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Give a method of an actor's class options of its own.
 
     Args:
@@ -397,8 +417,12 @@ def method(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     Raises:
         ValueError, TypeError: an unknown option or a bad value.
     """
-    if not options:
-        raise TypeError("gpunb.method needs options, such as @gpunb.method(num_returns=2)")
+    if args or not options:
+        given = f", and got {args[0]!r:.60}" if args else ""
+        raise TypeError(
+            f"gpunb.method takes options by name, as in @gpunb.method(num_returns=2){given}. "
+            "Methods without it can be called as well"
+        )
     checked = MethodOptions().updated(options)
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
@@ -438,12 +462,14 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
 
     Raises:
         ValueError: not a handle of an actor.
+        TypeError: a `no_restart` that is not True or False.
     """
     if not isinstance(actor, ActorHandle):
         raise ValueError(
             f"kill takes the handle of an actor, not {actor!r:.60} of type "
             f"{type(actor).__name__}: use cancel for a task"
         )
+    check_switches(no_restart=no_restart)
     backend.current().kill(actor._gpunb_id, not no_restart)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import numbers
 from typing import Any, TypeVar, overload
 
 from gpunb import backend, serialize
 from gpunb.actor import ActorHandle, RemoteClass, current_actor, get_actor, kill, method
 from gpunb.backend import STREAM
 from gpunb.completion import as_completed
+from gpunb.core.options import check_switches
 from gpunb.decorators import remote
 from gpunb.executor import Executor
 from gpunb.generators import DynamicObjectRefGenerator, ObjectRefGenerator
@@ -101,7 +103,11 @@ def put(value: T) -> ObjectRef[T]:
 
 
 def wait(
-    refs: list[Any], *, num_returns: int = 1, timeout: float | None = None
+    refs: list[Any],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,  # noqa: ARG001 - for programs written for Ray
 ) -> tuple[list[Any], list[Any]]:
     """Wait until `num_returns` of the refs are ready (or failed), at most `timeout` seconds.
 
@@ -111,12 +117,13 @@ def wait(
         refs: a list, each ref once.
         num_returns: how many to wait for, from 1 to their number.
         timeout: seconds; 0 looks and does not wait. None waits as long as it takes.
+        fetch_local: for programs written for Ray; either value means the same here.
 
     Returns:
         Two lists in the order of `refs`: at most `num_returns` that are ready, and the rest.
 
     Raises:
-        TypeError: not a list of refs.
+        TypeError: not a list of refs, or a `num_returns` that is no whole number.
         ValueError: a ref twice, or a `num_returns` that is not between 1 and their number.
     """
     if not isinstance(refs, list):
@@ -125,6 +132,8 @@ def wait(
         ref.next_object if isinstance(ref, ObjectRefGenerator) else _identity(ref, "wait")
         for ref in refs
     ]
+    if isinstance(num_returns, bool) or not isinstance(num_returns, numbers.Integral):
+        raise TypeError(f"num_returns must be a whole number, not {num_returns!r}")
     if not refs:
         return [], []
     if len(set(objects)) != len(objects):
@@ -154,11 +163,12 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
         recursive: cancel what the task has submitted, too.
 
     Raises:
-        TypeError: neither.
+        TypeError: neither, or a `force` or `recursive` that is not True or False.
         ValueError: `force` for a call of an actor.
     """
     if isinstance(ref, ActorHandle):
         raise TypeError("cancel takes the ref of a call: use gpunb.kill to end an actor")
+    check_switches(force=force, recursive=recursive)
     generator = isinstance(ref, ObjectRefGenerator)
     obj = (ref.task_id, STREAM) if generator else _identity(ref, "cancel")
     backend.current().cancel(obj, force, recursive)

@@ -195,7 +195,7 @@ class Backend(Protocol):
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """``"total"``, ``"available"``, ``"status"``, ``"job"`` or ``"actor"``: facts as plain
-        values."""
+        values; ``"refusal"``: why a demand can never be met, or None."""
 
     def context(self) -> Context:
         """Where the caller runs."""
@@ -237,6 +237,13 @@ class Keeper(Protocol):
         """The session of that name that its kernel has left, which is the caller's from now on:
         its number, its settings, and whose it was. What it shows between cells goes to `sink`."""
 
+
+LET_GO: list[Callable[[], object]] = []
+"""What to call before something is refused because of a handle that nobody can use any more, such
+as one among the outputs of a notebook."""
+
+WORD: list[str] = []
+"""What a session that starts by itself has to tell its user, who knows only of the one before."""
 
 HOLDERS: dict[type, Callable[[Any], ObjectId]] = {}
 """The types whose instances are references, and what each refers to."""

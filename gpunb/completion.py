@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from gpunb import backend
 from gpunb.exceptions import GetTimeoutError
-from gpunb.refs import HEARTBEAT, ObjectRef, check_timeout
+from gpunb.refs import ObjectRef, check_timeout, in_task
+from gpunb.signals import HEARTBEAT
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class as_completed(Generic[T]):  # noqa: N801 - it is used like the function of 
             if not isinstance(each, ObjectRef):
                 raise TypeError(f"as_completed takes ObjectRef, not {each!r:.60}")
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        self._left = len(pending)
+        self._pending = dict.fromkeys(pending)
         self._ready: queue.SimpleQueue[ObjectRef[T]] = queue.SimpleQueue()
         self._wake: Any = None
         for each in pending:
@@ -50,20 +51,23 @@ class as_completed(Generic[T]):  # noqa: N801 - it is used like the function of 
 
     def __len__(self) -> int:
         """How many are yet to come."""
-        return self._left
+        return len(self._pending)
 
     def __iter__(self) -> Iterator[ObjectRef[T]]:
         return self
 
     def __next__(self) -> ObjectRef[T]:
-        if not self._left:
+        if not self._pending:
             raise StopIteration
         while True:
             try:
                 ref = self._ready.get(timeout=self._patience())
             except queue.Empty:
+                if self._deadline is None and in_task():
+                    # So that the kernel knows that the task goes on with one of these only.
+                    backend.current().wait([each.id for each in self._pending], 1, None)
                 continue
-            self._left -= 1
+            del self._pending[ref]
             return ref
 
     def __aiter__(self) -> AsyncIterator[ObjectRef[T]]:
@@ -72,7 +76,9 @@ class as_completed(Generic[T]):  # noqa: N801 - it is used like the function of 
     async def __anext__(self) -> ObjectRef[T]:
         import asyncio
 
-        if not self._left:
+        from gpunb.awaiting import until
+
+        if not self._pending:
             raise StopAsyncIteration
         loop = asyncio.get_running_loop()
         there = asyncio.Event()
@@ -89,12 +95,15 @@ class as_completed(Generic[T]):  # noqa: N801 - it is used like the function of 
             try:
                 ref = self._ready.get_nowait()
             except queue.Empty:
+                if self._deadline is None:
+                    await until(there, [each.id for each in self._pending])
+                    continue
                 try:
                     await asyncio.wait_for(there.wait(), self._patience())
                 except TimeoutError:
                     pass
                 continue
-            self._left -= 1
+            del self._pending[ref]
             return ref
 
     def _patience(self) -> float:
@@ -103,5 +112,7 @@ class as_completed(Generic[T]):  # noqa: N801 - it is used like the function of 
             return HEARTBEAT
         left = self._deadline - time.monotonic()
         if left <= 0 and self._ready.empty():
-            raise GetTimeoutError(f"{self._left} results were not there in time; the tasks go on")
+            raise GetTimeoutError(
+                f"{len(self._pending)} results were not there in time; the tasks go on"
+            )
         return min(max(left, 0.0), HEARTBEAT)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
 from gpunb.actor import ActorHandle, RemoteClass
-from gpunb.core.options import ActorOptions, Options
+from gpunb.core.options import ActorOptions, Options, check_either
 from gpunb.remote_function import RemoteFunction
 
 P = ParamSpec("P")
@@ -53,15 +53,14 @@ def remote(*args: Any, **options: Any) -> Any:
         accelerator_type: type of the device, such as ``"A100"``, or a list of types in order of
             preference.
         min_memory: beside `num_gpus`: only devices with at least so much memory altogether.
-        ray: more options for Ray, as its own `options()` takes them, such as
-            ``{"scheduling_strategy": "SPREAD"}``; looked at with ``gpunb.init("ray")`` only.
         num_cpus: default 1 for a function, but 0 if it asks for a device, and 0 for a class.
         resources: custom resources by name, and devices of other kinds than GPUs: ``{"TPU": 4}``.
         memory: bytes of host memory, for the reader only.
         name: shown in status and messages; of an actor, the name for `get_actor`.
         runtime_env: ``{"env_vars": {...}}``, variables for the worker.
         caps: False if frameworks need not keep to the task's share of a device.
-        ray: options that only Ray has, as a dict; used on a Ray cluster, and nowhere else.
+        ray: more options for Ray, as its own `options()` takes them, such as
+            ``{"scheduling_strategy": "SPREAD"}``; looked at with ``gpunb.init("ray")`` only.
         num_returns: (function) number of results; the function then returns that many values.
             ``"streaming"``, the default of a generator function, gives an `ObjectRefGenerator`;
             ``"dynamic"`` one ref to a sequence of refs.
@@ -94,20 +93,8 @@ def remote(*args: Any, **options: Any) -> Any:
         raise TypeError("gpunb.remote() needs a function or options, such as num_gpus=1")
     if args:
         return _decorate(args[0], {})
-    _check(options)
+    check_either(options)
     return lambda thing: _decorate(thing, options)
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    """Raise now for what is wrong for functions and classes alike."""
-    try:
-        Options().updated(options)
-    except (TypeError, ValueError) as error:
-        try:
-            ActorOptions().updated(options)
-        except (TypeError, ValueError) as other:
-            unknown = "unknown option"
-            raise (other if str(error).startswith(unknown) else error) from None
 
 
 def _decorate(thing: Any, options: Mapping[str, Any]) -> Any:

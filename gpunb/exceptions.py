@@ -8,6 +8,7 @@
     +-- ActorError
     |   +-- ActorDiedError         the actor is gone for good
     |   +-- ActorUnavailableError  the actor cannot be reached now: it may be restarting
+    +-- ActorAlreadyExistsError    another actor has the name (also a ValueError)
     +-- OutOfMemoryError           the machine's memory is used up (also a MemoryError)
     +-- PendingCallsLimitExceeded  an actor's queue of calls is full
     +-- InfeasibleRequestError     this machine can never give what was asked (also a ValueError)
@@ -15,7 +16,9 @@
     +-- DeadlockError              tasks wait for each other, or for devices that they hold
     +-- InternalError              a bug in gpunb
 
-Every one of them can be pickled, with all its attributes.
+Every one of them can be pickled, with all its attributes. Four of them have Ray's names, too:
+RayError is GpunbError, RayTaskError TaskError, RayActorError ActorError, and ObjectStoreFullError
+OutOfMemoryError.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 __all__ = [
+    "ActorAlreadyExistsError",
     "ActorDiedError",
     "ActorError",
     "ActorUnavailableError",
@@ -69,6 +73,10 @@ class ActorDiedError(ActorError):
 
 class ActorUnavailableError(ActorError):
     """The actor cannot be reached now; it may be restarting."""
+
+
+class ActorAlreadyExistsError(GpunbError, ValueError):
+    """Another actor has the name that the new one is to have."""
 
 
 class OutOfMemoryError(GpunbError, MemoryError):
@@ -221,6 +229,13 @@ class TaskError(GpunbError):
 
     def __setstate__(self, state: dict[str, Any] | None) -> None:
         object.__getattribute__(self, "__dict__").update(state or {})
+
+
+# Under Ray's names, for programs that were written for it.
+RayError = GpunbError
+RayTaskError = TaskError
+RayActorError = ActorError
+ObjectStoreFullError = OutOfMemoryError
 
 
 def because(traceback: str, error: TaskError) -> str:

@@ -77,6 +77,7 @@ class Executor(concurrent.futures.Executor):
         initargs: what it is called with.
         options: of `gpunb.remote`, for each call. With devices each call has a fresh process;
             ``max_calls=0`` keeps processes, and with them what they have imported and loaded.
+            A call whose process crashes is not made again, unless ``max_retries`` says so.
 
     Raises:
         ValueError, TypeError: unknown options or bad values.
@@ -101,7 +102,8 @@ class Executor(concurrent.futures.Executor):
             raise TypeError(f"initializer must be callable, and {initializer!r} is not")
         if "num_returns" in options:
             raise ValueError("num_returns is not for an executor: a future has one result")
-        checked = Options().updated(options)
+        # As in the standard library: a call may have had effects before its process crashed.
+        checked = Options().updated({"max_retries": 0, **options})
         self._function: RemoteFunction[..., Any] = RemoteFunction(_call, checked)
         self._named = "name" in options
         self._functions: dict[str, RemoteFunction[..., Any]] = {}
@@ -233,9 +235,9 @@ class Executor(concurrent.futures.Executor):
 
     def _remote(self, fn: Any) -> RemoteFunction[..., Any]:
         """The function that calls `fn`, under its name."""
-        name = getattr(fn, "__name__", None)
-        if self._named or not isinstance(name, str):
+        if self._named:
             return self._function
+        name = _name(fn)
         found = self._functions.get(name)
         if found is None:
             if len(self._functions) > 100:
@@ -313,6 +315,14 @@ def _call(
             begin(*values)
             _initialized.add(token)
     return fn(*args, **kwargs)
+
+
+def _name(fn: Any) -> str:
+    """What a call is shown as."""
+    while isinstance(fn, functools.partial):
+        fn = fn.args[0] if fn.func is _call_each else fn.func
+    name = getattr(fn, "__name__", None)
+    return name if isinstance(name, str) else type(fn).__name__
 
 
 def _call_each(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:

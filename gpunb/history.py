@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from gpunb.core.resources import GPU
 
@@ -81,16 +81,28 @@ class Timeline:
         """Everything, as a text of JSON."""
         return json.dumps(self._facts)
 
-    def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
+    @overload
+    def to_chrome_trace(self, path: None = None) -> str: ...
+
+    @overload
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None: ...
+
+    def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str | None:
         """In the Trace Event Format, for chrome://tracing and https://ui.perfetto.dev: a process
-        for each device, and a row for each job that shares it at one time. Returns the text, and
-        writes it to `path` if there is one."""
+        for each device, and a row for each job that shares it at one time. Returns the text, or
+        writes it to `path` and returns None."""
         events = list(_trace(self.devices, self.spans, self._facts["time"]))
         return _written(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), path)
 
-    def to_svg(self, path: str | os.PathLike[str] | None = None) -> str:
-        """As a picture: time to the right, a lane for each device. Returns the text, and writes
-        it to `path` if there is one."""
+    @overload
+    def to_svg(self, path: None = None) -> str: ...
+
+    @overload
+    def to_svg(self, path: str | os.PathLike[str]) -> None: ...
+
+    def to_svg(self, path: str | os.PathLike[str] | None = None) -> str | None:
+        """As a picture: time to the right, a lane for each device. Returns the text, or writes it
+        to `path` and returns None."""
         return _written(_svg(self.devices, self.spans, self._facts["time"]), path)
 
     def __repr__(self) -> str:
@@ -148,11 +160,13 @@ def _last_without(key: tuple[str | None, int | None]) -> tuple[str, bool, int]:
     return notebook or "", cell is None, cell or 0
 
 
-def _written(text: str, path: str | os.PathLike[str] | None) -> str:
-    if path is not None:
-        with open(os.path.expanduser(path), "w", encoding="utf-8") as file:
-            file.write(text)
-    return text
+def _written(text: str, path: str | os.PathLike[str] | None) -> str | None:
+    """The text, unless it goes into a file."""
+    if path is None:
+        return text
+    with open(os.path.expanduser(path), "w", encoding="utf-8") as file:
+        file.write(text)
+    return None
 
 
 Bar = tuple[Mapping[str, Any], float, float, float, int]

@@ -31,7 +31,8 @@ class GpunbBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
 
     Options are those of `gpunb.remote`, given to ``parallel_config`` or ``Parallel``. Processes are
     kept from one batch to the next, as joblib's own are (``max_calls=0``); ``max_calls=1`` makes a
-    fresh one for each. ``n_jobs`` limits the batches that run at once; -1 (the default here)
+    fresh one for each. A batch whose process crashes is not made again, unless ``max_retries``
+    says so. ``n_jobs`` limits the batches that run at once; -1 (the default here)
     stands for as many as there is room for. Calls within calls run in threads of their process, or
     as tasks of their own where the inner code asks for this backend.
     """
@@ -113,7 +114,7 @@ class GpunbBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
 
     def _open(self, count: int | None) -> None:
         environment = {} if self.inner_max_num_threads is None else self._prepare_worker_env(1)
-        options = {"max_calls": 0, **self._options}
+        options = {"max_calls": 0, "name": "joblib", **self._options}
         if environment:
             given = options.get("runtime_env") or {}
             variables = {**environment, **given.get("env_vars", {})}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-import weakref
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -13,13 +13,9 @@ from gpunb.core.resources import devices_text
 from gpunb.signals import UNDIVIDED, interrupt_later
 
 if TYPE_CHECKING:
-    import asyncio
     import concurrent.futures
 
 T = TypeVar("T")
-
-HEARTBEAT = 0.1
-"""Seconds after which an `await` looks around: an interrupt is not seen by a sleeping loop."""
 
 
 class ObjectRef(Generic[T]):
@@ -66,9 +62,7 @@ class ObjectRef(Generic[T]):
 
     def future(self) -> concurrent.futures.Future[T]:
         """A `concurrent.futures.Future` of the value. Cancelling it does not cancel the task."""
-        import concurrent.futures
-
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future: concurrent.futures.Future[T] = _future_class()(self)
         future.set_running_or_notify_cancel()
 
         def ready() -> None:
@@ -124,7 +118,10 @@ backend.HOLDERS[ObjectRef] = operator.attrgetter("id")
 
 async def there(obj: ObjectId) -> None:
     """Return when the object is there, or failed."""
-    import asyncio  # not before it is needed: it takes as long as all of this package
+    # Not before it is needed: asyncio takes as long as all of this package.
+    import asyncio
+
+    from gpunb.awaiting import until
 
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
@@ -136,38 +133,52 @@ async def there(obj: ObjectId) -> None:
             pass  # the loop was closed: nobody waits any more
 
     backend.current().notify(obj, tell)
-    with _beating.setdefault(loop, _Heart(loop)):
-        await ready.wait()
+    await until(ready, (obj,))
 
 
-class _Heart:
-    """Keeps a loop from sleeping for long while anybody waits in it, however many they are."""
+@functools.cache
+def _future_class() -> Any:
+    """Futures of which the kernel knows that a task waits for them."""
+    import concurrent.futures
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.proxy(loop)
-        self._waiting = 0
-        self._beats = False
+    class Future(concurrent.futures.Future[Any]):
+        def __init__(self, ref: ObjectRef[Any]) -> None:
+            super().__init__()
+            self._ref = ref
 
-    def __enter__(self) -> None:
-        self._waiting += 1
-        if not self._beats:
-            self._beat()
+        def result(self, timeout: float | None = None) -> Any:
+            self._wait(timeout)
+            return super().result(timeout)
 
-    def __exit__(self, *_: object) -> None:
-        self._waiting -= 1
+        def exception(self, timeout: float | None = None) -> BaseException | None:
+            self._wait(timeout)
+            return super().exception(timeout)
 
-    def _beat(self) -> None:
-        self._beats = self._waiting > 0
-        if self._beats:
-            self._loop.call_later(HEARTBEAT, self._beat)
+        def _wait(self, timeout: float | None) -> None:
+            if timeout is None and not self.done() and in_task():
+                backend.current().wait([self._ref.id], 1, None)
+
+    return Future
 
 
-_beating: weakref.WeakKeyDictionary[Any, _Heart] = weakref.WeakKeyDictionary()
+def in_task() -> bool:
+    """Whether this runs in a task, so that waiting may be a deadlock."""
+    current = backend.existing()
+    if current is None or not hasattr(current, "awaits"):
+        return False  # it looks for none
+    return current.context().task is not None
 
 
 def check_timeout(timeout: float | None) -> None:
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout={timeout!r} must be a number of seconds, 0 or more")
+    """Raises ValueError or TypeError unless it is None or a number of seconds."""
+    try:
+        if timeout is None or timeout >= 0:
+            return
+    except (TypeError, ValueError):  # an array's "the truth value is ambiguous"
+        raise TypeError(
+            f"timeout={timeout!r} must be a number of seconds, or None to wait as long as it takes"
+        ) from None
+    raise ValueError(f"timeout={timeout!r} must be a number of seconds, 0 or more")
 
 
 def describe(task: int, facts: dict[str, Any] | None) -> str:

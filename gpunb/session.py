@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import html
 import importlib
-import math
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 
-from gpunb import accelerators, backend
-from gpunb.core.reasons import describe
-from gpunb.core.resources import UNIT, Device, Machine, parse_amount, parse_resources, type_resource
+from gpunb import accelerators, backend, settings
+from gpunb.core.reasons import cpus_text, describe
+from gpunb.core.resources import UNIT, Device, Machine, parse_resources, type_resource
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import memory
-
-SHARES = ("warn", "kill", "off")
-"""What may happen to a task that takes more than its share."""
-
-DEFAULT_PRELOAD = ("numpy", "IPython")
-"""Imported before workers are forked, where installed. They only import, and never compute."""
+from gpunb.runtime import folder, memory
 
 
 class Session:
@@ -57,7 +51,7 @@ class Session:
         shutdown()
 
     def __repr__(self) -> str:
-        cpus = f"{self._machine.cpus / UNIT:g} CPUs"
+        cpus = cpus_text(self._machine.cpus)
         notes = "".join(f"\n  {note}" for note in self.notes)
         return f"<gpunb session: {describe(self.devices)}; {cpus}>{notes}"
 
@@ -69,7 +63,7 @@ class Session:
         )
         notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
         head = (
-            f"<b>gpunb</b> {html.escape(describe(self.devices))}; {self._machine.cpus // UNIT} CPUs"
+            f"<b>gpunb</b> {html.escape(describe(self.devices))}; {cpus_text(self._machine.cpus)}"
         )
         return f"<div>{head}<table>{rows}</table>{notes}</div>"
 
@@ -144,9 +138,9 @@ def init(
                 "gpunb is initialised already: call gpunb.shutdown() first, "
                 "or pass ignore_reinit_error=True"
             )
-        address = _address(address)
-        if address == "ray" or address.startswith("ray://"):
-            _check_attaching(
+        address = settings.address_of(address)
+        if address == "ray":
+            settings.check_attaching(
                 address,
                 None,
                 None,
@@ -164,21 +158,22 @@ def init(
             return _join(address, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources)
         if address != "local":
             given = (num_cpus, num_gpus, max_gpus, resources, simulate, preload, start_method)
-            _check_attaching(address, *given, object_memory, spill, share, caps, mps)
+            settings.check_attaching(address, *given, object_memory, spill, share, caps, mps)
             return _attach(address)
         method = start_method or os.environ.get("GPUNB_START_METHOD") or "fork"
-        if method not in ("fork", "spawn"):
+        if method not in settings.METHODS:
             raise ValueError(f"start_method={method!r} must be 'fork' or 'spawn'")
-        modules = DEFAULT_PRELOAD if preload is None else _modules(preload)
-        cpus = _count(num_cpus, "num_cpus", "GPUNB_NUM_CPUS")
-        gpus = _count(num_gpus, "num_gpus", "GPUNB_NUM_GPUS")
-        most = _most(max_gpus)
+        modules, missing = settings.preloaded(preload)
+        cpus = settings.whole_number(num_cpus, "num_cpus", "GPUNB_NUM_CPUS")
+        gpus = settings.whole_number(num_gpus, "num_gpus", "GPUNB_NUM_GPUS")
+        most = settings.most_units(max_gpus)
         extra = parse_resources(resources)
         limit, folder = memory.parse_limit(object_memory), memory.parse_spill(spill)
-        _check_shares(share, caps, mps)
+        settings.check_shares(share, caps, mps)
         devices, notes, vendors = _devices(
             gpus, simulate or os.environ.get("GPUNB_SIMULATE"), extra
         )
+        notes = (*notes, *missing, *_alone(devices))
         if cpus is None:
             import loky
 
@@ -216,8 +211,9 @@ _session: Session | None = None
 
 def _implicit() -> backend.Backend:
     session = init()
-    for note in session.notes:
+    for note in (*backend.WORD, *session.notes):
         sys.stderr.write(f"gpunb: {note}\n")
+    backend.WORD.clear()
     current = backend.existing()
     assert current is not None
     return current
@@ -232,38 +228,6 @@ def _of_kernel(current: backend.Backend) -> Session:
     return Session(Machine((), int(cpus * UNIT)), ["this is a task: the session is the kernel's"])
 
 
-def _address(address: str | None) -> str:
-    """Where the scheduler is: ``"local"``, ``"auto"`` or a name."""
-    address = address or os.environ.get("GPUNB_ADDRESS") or "local"
-    if (":" in address or "/" in address) and not address.startswith("ray://"):
-        raise ValueError(
-            f"address={address!r} is not known: 'local' is a scheduler in this process, 'auto' or "
-            "a name is a head process of this machine that `gpunb start --head` has started, and "
-            "'ray' is a Ray cluster of any number of machines, the one that runs here or that the "
-            "environment variable RAY_ADDRESS names"
-        )
-    return address
-
-
-def _check_attaching(address: str, *given: object) -> None:
-    """What `init` takes beside the address is for a session of its own."""
-    names = "num_cpus num_gpus max_gpus resources simulate preload start_method object_memory spill"
-    plain = (*[None] * 9, "warn", True, False)
-    known = zip((*names.split(), "share", "caps", "mps"), given, plain, strict=True)
-    said = [f"{name}={value!r}" for name, value, default in known if value != default]
-    if said and address.partition(":")[0] == "ray":
-        raise ValueError(
-            f"{', '.join(said)} cannot be said with address={address!r}: Ray starts its workers "
-            "and keeps its objects by itself. What ray.init takes can be said to that, before "
-            "gpunb.init('ray')"
-        )
-    if said:
-        raise ValueError(
-            f"{', '.join(said)} cannot be said with address={address!r}: what a head process has "
-            "is settled when it starts, as in `gpunb start --head --num-gpus 2`"
-        )
-
-
 def _attach(address: str) -> Session:
     global _session
     current = backend.load("head", address=address)
@@ -275,9 +239,9 @@ def _attach(address: str) -> Session:
     return _session
 
 
-def _join(address: str, **settings: object) -> Session:
+def _join(address: str, **given: object) -> Session:
     global _session
-    current = backend.load("ray", address=address, **settings)
+    current = backend.load("ray", address=address, **given)
     backend.install(current)
     if "IPython" in sys.modules:
         importlib.import_module("gpunb.notebook").attach()
@@ -285,52 +249,23 @@ def _join(address: str, **settings: object) -> Session:
     return _session
 
 
-def _check_shares(share: object, caps: object, mps: object) -> None:
-    if share not in SHARES:
-        known = ", ".join(map(repr, SHARES))
-        raise ValueError(f"share={share!r} must be one of {known}")
-    for name, value in (("caps", caps), ("mps", mps)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, not {value!r}")
-
-
-def _modules(preload: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(preload, str) or not all(isinstance(each, str) for each in preload):
-        raise TypeError(f"preload must be a list of module names, not {preload!r}")
-    return tuple(preload)
-
-
-def _count(value: object, name: str, variable: str) -> int | None:
-    """A whole number from the argument, or else from the environment."""
-    if value is None:
-        text = os.environ.get(variable)
-        if not text:
-            return None
-        name, value = variable, text
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(f"{variable}={text!r} must be a whole number >= 0") from None
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    number = float(value)
-    if not math.isfinite(number) or number < 0 or number != int(number):
-        raise ValueError(f"{name}={value!r} must be a whole number >= 0")
-    return int(number)
-
-
-def _most(value: float | None) -> int | None:
-    """The units of devices that the session may have at once, from the argument, or else from
-    the environment."""
-    if value is not None:
-        return parse_amount(value, "max_gpus")
-    text = os.environ.get("GPUNB_MAX_GPUS")
-    if not text:
-        return None
+def _alone(devices: Sequence[Device]) -> list[str]:
+    """Why other processes will not know of this session, or of its devices, where they will not."""
+    found = []
+    unknown = "which devices this one uses, and may use them too"
+    named = bool(os.environ.get("GPUNB_LEDGER_DIR"))
     try:
-        return parse_amount(float(text), "GPUNB_MAX_GPUS")
-    except ValueError:
-        raise ValueError(f"GPUNB_MAX_GPUS={text!r} must be a number of devices >= 0") from None
+        folder.runtime_folder()
+    except GpunbError as error:
+        found.append(f"other processes cannot look at this session: {error}")
+        if not named and not all(each.logical for each in devices):
+            found.append(f"other sessions do not know {unknown}, for the same reason")
+    if named and devices:
+        try:
+            importlib.import_module("gpunb.runtime.ledger").ledger_folder()
+        except GpunbError as error:
+            found.append(f"other sessions do not know {unknown}: {error}")
+    return found
 
 
 def _devices(

@@ -15,6 +15,9 @@ import time
 import types
 from typing import Any
 
+HEARTBEAT = 0.1
+"""Seconds after which who waits looks around: an interrupt is not seen by who sleeps longer."""
+
 _MOMENT = 0.002
 """Seconds after which an interrupt comes that hit a destructor."""
 

@@ -1,5 +1,6 @@
 """The command line."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,11 +12,12 @@ import pytest
 import gpunb
 from gpunb import accelerators, cli
 from gpunb.accelerators import Detection, Process, Usage
-from gpunb.cli import doctor, status
+from gpunb.cli import doctor, start, status
 from gpunb.cli.checks import Place, frameworks, hardware, jupyter, sessions, system
 from gpunb.core.resources import Device
 from gpunb.runtime import folder
 from gpunb.runtime.ledger import Ledger
+from tests.sessions import ROOT
 from tests.waiting import PATIENCE, Gate, eventually
 
 GiB = 2**30
@@ -80,6 +82,31 @@ def test_an_unknown_command_is_refused(capsys):
         cli.main(["dance"])
     assert stopped.value.code == 2
     assert "dance" in capsys.readouterr().err
+
+
+def test_start_can_say_all_that_init_can(monkeypatch, capsys, tmp_path):
+    """What a head process has is settled when it starts."""
+    said = []
+    facts = {"pid": 1, "devices": "", "notes": (), "log": ""}
+    monkeypatch.setattr(start, "started", lambda name, settings: said.append(settings) or facts)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["start", "--head"]) == 0
+    options = "--share kill --no-caps --mps --object-memory 1GiB --spill here --start-method spawn"
+    assert cli.main(["start", "--head", *options.split()]) == 0
+    assert cli.main(["start", "--head", "--spill"]) == 0
+    parameters = inspect.signature(gpunb.init).parameters
+    defaults = {name: each.default for name, each in parameters.items()}
+    assert defaults | said[0] == defaults
+    assert defaults.keys() - said[0].keys() == {"address", "ignore_reinit_error"}
+    assert {name: each for name, each in said[1].items() if each != defaults[name]} == {
+        "share": "kill",
+        "caps": False,
+        "mps": True,
+        "object_memory": "1GiB",
+        "spill": str(tmp_path / "here"),
+        "start_method": "spawn",
+    }
+    assert said[2]["spill"] is True
 
 
 def test_it_is_a_program():
@@ -490,6 +517,13 @@ def test_jupyters_side(place, monkeypatch, tmp_path):
     assert next(jupyter.extensions(place())).says == "disabled"
     said["ServerApp"]["jpserver_extensions"]["gpunb.server"] = True
     (where / "gpunb.json").write_text(json.dumps(said))
+    built, installed = jupyter._missing(ROOT), jupyter._missing(tmp_path)
+    assert f"`make labextension` in {ROOT}" in built.cure
+    assert "Node 20" in built.cure
+    assert installed.cure == "pip install --force-reinstall gpunb"
+    with monkeypatch.context() as patch:
+        patch.setattr("jupyter_core.paths.jupyter_path", lambda *names: [str(data)])
+        assert list(jupyter.extensions(place()))[1] == built
     lab = data / "labextensions" / "gpunb"
     lab.mkdir(parents=True)
     (lab / "package.json").write_text('{"version": "1.2.3"}')

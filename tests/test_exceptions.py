@@ -25,6 +25,16 @@ SIMPLE = [
 ]
 
 
+def test_rays_names():
+    for theirs, ours in (
+        ("RayError", "GpunbError"),
+        ("RayTaskError", "TaskError"),
+        ("RayActorError", "ActorError"),
+        ("ObjectStoreFullError", "OutOfMemoryError"),
+    ):
+        assert getattr(exceptions, theirs) is getattr(exceptions, ours)
+
+
 class Needy(Exception):
     """Has an __init__ that pickle's default cannot call."""
 

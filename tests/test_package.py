@@ -74,5 +74,13 @@ def test_the_api_loads_no_notebook_and_no_gpu_library():
     assert not loaded & {"IPython", "ipykernel", "numpy", "pynvml", "loky", "ray", "torch"}
 
 
+def test_what_is_in_modules_need_not_be_imported():
+    loaded = "import gpunb as ray; print(ray.util.accelerators.NVIDIA_TESLA_V100)"
+    assert "V100" in modules_after(loaded)
+    with pytest.raises(AttributeError, match=r"'ActorPool': of what ray\.util has, there is"):
+        gpunb.util.ActorPool  # noqa: B018
+    assert dir(gpunb.util) == ["accelerators"]
+
+
 def test_it_is_typed():
     assert resources.files(gpunb).joinpath("py.typed").is_file()

@@ -18,6 +18,12 @@ _ITEM = re.compile(
     r"(?:(?P<plain>[0-9]+)|(?:(?P<count>[0-9]+)[xX])?(?P<type>[A-Za-z][\w.+-]*))"
     r"\s*(?::\s*(?P<memory>.*))?"
 )
+_SWAPPED = re.compile(r"(?P<type>.+?)(?:x|(?<=[0-9])X)(?P<count>[0-9]{1,2})")
+"""A count that stands behind its type."""
+
+_LEAST = 2**20
+"""Bytes: a smaller number was meant in another unit."""
+
 _RULE = (
     "write COUNTxTYPE:MEMORY, separated by commas, where the count and the memory may be left "
     "out, or only a count: such as '2xA100:40GiB,1xV100:16GiB', 'A100' or '4'"
@@ -143,9 +149,19 @@ def _parse_item(text: str, item: str) -> tuple[int, str | None, int | None]:
     count = int(match["plain"] or match["count"] or 1)
     if not count:
         raise ValueError(f"simulate={text!r}: {item!r} makes 0 devices: {_RULE}")
+    if swapped := _SWAPPED.fullmatch(match["type"] or ""):
+        meant = f"{swapped['count']}x{swapped['type']}"
+        raise ValueError(f"simulate={text!r}: {item!r} should begin with {meant!r}: {_RULE}")
     if match["memory"] is None:
         return count, match["type"], None
     try:
-        return count, match["type"], parse_size(match["memory"], "memory")
+        memory = parse_size(match["memory"], "memory")
     except ValueError as error:
         raise ValueError(f"simulate={text!r}: {item!r}: {error}; {_RULE}") from None
+    if memory < _LEAST and match["memory"].strip().isdecimal():
+        meant = f"{match['memory'].strip()}GiB"
+        raise ValueError(
+            f"simulate={text!r}: {item!r} has {memory} bytes of memory: write a unit, as in "
+            f"{meant!r}; {_RULE}"
+        )
+    return count, match["type"], memory

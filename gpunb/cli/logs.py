@@ -60,7 +60,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _number(text: str) -> int:
-    return int(text.removeprefix("#"))
+    try:
+        return int(text.removeprefix("#"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of a job, such as 7") from None
 
 
 def _show(text: str) -> str:
@@ -110,8 +113,9 @@ def _pid(of: str) -> int:
         return int(of)
     pid = heads.pid_of(of)
     if pid is None:
-        known = ", ".join(each.name for each in heads.running()) or "none"
-        raise GpunbError(f"no head process {of!r} runs; those that do: {known}")
+        known = ", ".join(each.name for each in heads.running())
+        rest = f"; those that do: {known}" if known else ": name a kernel by its pid"
+        raise GpunbError(f"no head process {of!r} runs{rest}")
     return pid
 
 

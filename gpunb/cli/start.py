@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpunb import linux
+from gpunb import linux, settings
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import heads
 
@@ -44,6 +44,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resources", metavar="NAME=X,...", help="custom resources, as licence=2,scratch=0.5"
     )
+    parser.add_argument(
+        "--share",
+        choices=settings.SHARES,
+        default="warn",
+        help="what happens to a task that takes more device memory than its share: warn, kill or "
+        "off (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-caps", action="store_true", help="frameworks are not told to keep to a task's share"
+    )
+    parser.add_argument(
+        "--mps", action="store_true", help="share devices through NVIDIA's Multi-Process Service"
+    )
+    parser.add_argument(
+        "--object-memory", metavar="SIZE", help="what objects may take together, as 10GiB"
+    )
+    parser.add_argument(
+        "--spill",
+        metavar="FOLDER",
+        nargs="?",
+        const=True,
+        help="move objects beyond that to a folder, a temporary one by default",
+    )
+    parser.add_argument(
+        "--start-method", choices=settings.METHODS, help="how workers are started: fork or spawn"
+    )
     parser.add_argument("--address", help=argparse.SUPPRESS)
 
 
@@ -51,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
     if options.address is not None:
         raise GpunbError(
             f"--address {options.address}: a head process serves the kernels of one machine. For "
-            "several machines use Ray (`ray start`), which has the same API"
+            'several machines there is gpunb.init("ray"), which runs the same cells and functions '
+            "on the Ray cluster that `ray start` has started"
         )
     if not options.head:
         raise GpunbError("say `gpunb start --head`: there is nothing else to start")
@@ -60,15 +87,24 @@ def run(options: argparse.Namespace) -> int:
         name = heads.check_name(options.name)
     except ValueError as error:
         raise GpunbError(f"--name: {error}") from None
-    settings = {
+    given = {
         "num_gpus": options.num_gpus,
         "num_cpus": options.num_cpus,
         "max_gpus": options.max_gpus,
         "simulate": options.simulate,
         "resources": _resources(options.resources),
         "preload": options.preload.split(",") if options.preload is not None else None,
+        "share": options.share,
+        "caps": not options.no_caps,
+        "mps": options.mps,
+        "object_memory": options.object_memory,
+        # Its own folder is another.
+        "spill": os.path.abspath(options.spill)
+        if isinstance(options.spill, str)
+        else options.spill,
+        "start_method": options.start_method,
     }
-    facts = started(name, settings)
+    facts = started(name, given)
     if options.json:
         print(json.dumps(facts))
         return 0
@@ -96,7 +132,7 @@ def _resources(text: str | None) -> dict[str, float] | None:
     return found
 
 
-def started(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+def started(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Start the process with these arguments of `init`: what it says of itself once it listens.
 
     Raises:
@@ -114,7 +150,7 @@ def started(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         # Apart from the log of one that may still be ending.
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            command = [sys.executable, "-P", "-c", _SERVE, name, json.dumps([tells, settings])]
+            command = [sys.executable, "-P", "-c", _SERVE, name, json.dumps([tells, given])]
             process = subprocess.Popen(
                 command,
                 cwd="/",
@@ -142,7 +178,7 @@ def started(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def serve(name: str, arguments: str) -> int:
     """Be the head process, from its first line to its end."""
-    tells, settings = json.loads(arguments)
+    tells, given = json.loads(arguments)
     if os.fork():
         os._exit(0)  # so that it is nobody's child
     os.set_inheritable(tells, False)
@@ -169,7 +205,7 @@ def serve(name: str, arguments: str) -> int:
         try:
             ends.callback(listening.Lock(name).release)
             ends.callback(session.shutdown)
-            session.init("local", **settings)
+            session.init("local", **given)
         except (GpunbError, ValueError, TypeError) as error:
             if answer.closed:
                 raise
@@ -186,12 +222,12 @@ def serve(name: str, arguments: str) -> int:
 
 
 def _facts(name: str, machine: Machine, notes: Sequence[str]) -> dict[str, Any]:
-    from gpunb.core.reasons import describe
+    from gpunb.core.reasons import cpus_text, describe
 
     return {
         "name": name,
         "pid": os.getpid(),
-        "devices": f"{describe(machine.devices)}; {machine.totals().get('CPU', 0):g} CPUs",
+        "devices": f"{describe(machine.devices)}; {cpus_text(machine.cpus)}",
         "gpus": len(machine.devices),
         "notes": list(notes),
     }

@@ -14,14 +14,18 @@ from gpunb.core.resources import size_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--watch", action="store_true", help="show it live, until Ctrl-C")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="show it live, until Ctrl-C; with --json, a line for each change",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     if options.watch:
         from gpunb.cli.watch import watch
 
-        return watch()
+        return watch(as_json=options.json)
     facts = gather()
     if options.json:
         print(json.dumps(facts, indent=2))

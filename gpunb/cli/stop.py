@@ -36,11 +36,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     there = heads.running()
-    known = ", ".join(f"{each.name} (pid {each.pid})" for each in there) or "none"
+    known = ", ".join(f"{each.name} (pid {each.pid})" for each in there)
     chosen = [each for each in there if options.name in (None, each.name)]
+    if not there:
+        named = "" if options.name is None else f", and so none {options.name!r}"
+        raise GpunbError(
+            f"no head process runs{named}: there is nothing to stop. A kernel's own session ends "
+            "with gpunb.shutdown()"
+        )
     if not chosen:
-        which = "no head process runs" if options.name is None else f"no {options.name!r} runs"
-        raise GpunbError(f"{which}; those that do: {known}")
+        raise GpunbError(f"no head process {options.name!r} runs; those that do: {known}")
     if len(chosen) > 1:
         raise GpunbError(f"several head processes run, name one: {known}")
     (name, pid) = chosen[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import queue
 import shutil
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpunb.cli.lanes import Line, joined, lines
+from gpunb.cli.machine import gather
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import kernels
 
@@ -70,14 +72,15 @@ class Sessions:
             return found
 
 
-def watch(once: bool = False) -> int:
-    """Show the sessions until Ctrl-C, or `once`; returns the exit status."""
+def watch(once: bool = False, *, as_json: bool = False) -> int:
+    """Show the sessions until Ctrl-C, or `once`; returns the exit status. `as_json` is for
+    programs: the machine as a line of JSON, and another one whenever something has changed."""
     sessions = Sessions()
     if once:
         found = {each.pid: kernels.ask(each.pid, {"do": "status"}) for each in kernels.sessions()}
         print(_text(found))
         return 0
-    show, close = _screen()
+    show, close = (_Lines().show, bool) if as_json else _screen()
     try:
         sessions.look()
         sessions.take(LOOK)
@@ -87,7 +90,7 @@ def watch(once: bool = False) -> int:
                 show(sessions.snapshots)
             else:
                 sessions.look()
-                if sys.stdout.isatty():
+                if as_json or sys.stdout.isatty():
                     show(sessions.snapshots)  # time has passed
     except KeyboardInterrupt:
         return 0
@@ -96,6 +99,27 @@ def watch(once: bool = False) -> int:
 
 
 Show = Callable[[Mapping[int, Mapping[str, Any]]], object]
+
+
+class _Lines:
+    """The machine as ``gpunb status --json`` has it, on a line each time that it has changed."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+
+    def show(self, found: Mapping[int, Mapping[str, Any]]) -> None:
+        """Look at all of it: also at what no session tells, such as those of other users."""
+        facts = gather()
+        if (now := _timeless(facts)) != self._last:
+            self._last = now
+            print(json.dumps(facts), flush=True)
+
+
+def _timeless(facts: Any) -> Any:
+    """Without how long things have lasted."""
+    if isinstance(facts, dict):
+        return {name: _timeless(each) for name, each in facts.items() if name != "seconds"}
+    return [_timeless(each) for each in facts] if isinstance(facts, list) else facts
 
 
 def _screen() -> tuple[Show, Callable[[], object]]:

@@ -6,6 +6,7 @@ straight to its process, and what it holds is free again when that process is go
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunb.core import events as ev
@@ -19,11 +20,13 @@ from gpunb.core.tasks import (
     Crashed,
     Deadlocked,
     Exited,
+    Interrupted,
     Outcome,
     Raised,
     Refused,
     Report,
     Succeeded,
+    TimedOut,
     UpstreamFailed,
 )
 
@@ -69,7 +72,7 @@ class Actors:
         if actor is None:
             return
         if not event.restart:
-            killed = ActorDied(actor.id, "it was killed")
+            killed = ActorDied(actor.id, "it was killed", end="cancelled")
             constructor = core.tasks.get(actor.id)
             if constructor is not None and constructor.state != "running":
                 core.settle(constructor, killed)
@@ -132,7 +135,7 @@ class Actors:
             return
         actor.running.discard(task.id)
         if isinstance(report, Exited):
-            self._exit(actor, task, now)
+            self._exit(actor, task, report, now)
         elif not (isinstance(report, Raised) and report.retry and core.may_retry(task)):
             core.settle(task, task.outcome(report))
         elif actor.end is not None:
@@ -140,6 +143,26 @@ class Actors:
         else:
             self._again(actor, task)
         self.touch(actor.id)
+
+    def leave(self, task: Task) -> bool:
+        """Settle a task that is to stop and cannot, as it is a call in a thread; False for others.
+        It keeps its place until it is over, and nobody waits for it any more."""
+        core = self._core
+        actor = None if task.queues or task.actor is None else self.book.get(task.actor)
+        if actor is None or not actor.rules.threads:
+            return False
+        assert actor.worker is not None
+        if task.blocked:
+            core.workforce.blocks(core.workforce.workers[actor.worker], blocked=False)
+            core.deadlocks.unblocked(task)
+        outcome = task.outcome(Interrupted())
+        if isinstance(outcome, TimedOut):
+            outcome = replace(outcome, left=True)
+        task.settled = True
+        core.decide(ev.Settle(task.id, outcome))
+        for other, failure in core.fed(task, outcome):
+            core.settle(other, failure)
+        return True
 
     def exited(self, worker: Worker, crash: Crashed, now: float) -> None:
         """The actor's process is gone."""
@@ -162,7 +185,7 @@ class Actors:
                 gone = ActorUnavailable(actor.id, crash.reason)
                 core.settle(task, gone if task.stop is None else task.outcome(crash))
         if constructor is None:
-            constructor = Task(actor.id, actor.spec, now, actor=actor.id, again=True)
+            constructor = Task(actor.id, actor.spec, now, actor=actor.id, settled=True)
             constructor.attempt = actor.restarts
             core.tasks[actor.id] = constructor
         core.requeue(constructor, now)
@@ -214,15 +237,16 @@ class Actors:
             core.settle(task, end if task.stop is None else task.outcome(crash))
         if constructor is None:
             self._end(actor, end)
-        elif constructor.again:
+        elif constructor.settled:
             core.settle(constructor, end)
         else:
             core.settle(constructor, actor.end or constructor.outcome(crash))
 
-    def _exit(self, actor: Actor, task: Task, now: float) -> None:
+    def _exit(self, actor: Actor, task: Task, report: Exited, now: float) -> None:
         """A call asked for the end of its actor: it runs no others, and its process ends."""
-        outcome = task.outcome(Exited())
-        calls = self._over(actor, ActorDied(actor.id, "it called exit_actor()"))
+        outcome = task.outcome(report)
+        reason = report.reason or "it called exit_actor()"
+        calls = self._over(actor, ActorDied(actor.id, reason, end="done"))
         for each in (task, *calls):
             self._core.settle(each, outcome if each is task else actor.end or outcome)
         self._retire(actor, now)
@@ -267,7 +291,7 @@ class Actors:
 
     def _end_if_done(self, actor: Actor, now: float) -> None:
         if actor.released and actor.state == "alive" and not actor.calls and not actor.running:
-            self._over(actor, ActorDied(actor.id, "its last handle is gone"))
+            self._over(actor, ActorDied(actor.id, "its last handle is gone", end="done"))
             self._retire(actor, now)
 
 

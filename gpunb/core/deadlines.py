@@ -10,6 +10,7 @@ import heapq
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gpunb.core.records import Task, Worker
+from gpunb.core.tasks import Crashed
 
 if TYPE_CHECKING:
     from gpunb.core.scheduler import Scheduler
@@ -111,14 +112,24 @@ class Deadlines:
         elif kind == "timeout":
             self._time_out(self._core.tasks[ident], now)
         else:
-            worker = self._core.tasks[ident].worker
-            assert worker is not None
-            self._core.workforce.kill(worker)
+            self._overdue(self._core.tasks[ident], now)
 
     def _time_out(self, task: Task, now: float) -> None:
+        core = self._core
         task.stop = task.stop or "timeout"
-        self._core.interrupt(task)
-        self._add((now + self._core.policy.stop_grace, "overdue", task.id, task.attempt))
+        core.interrupt(task)
+        if not core.actors.leave(task):
+            self._add((now + core.policy.stop_grace, "overdue", task.id, task.attempt))
+
+    def _overdue(self, task: Task, now: float) -> None:
+        """The task did not stop. Others that run in its process are told why they end too."""
+        core = self._core
+        assert task.worker is not None
+        reason = (
+            f"gpunb ended its process, because #{task.id} ({task.spec.name}) did not stop within "
+            f"{core.policy.stop_grace:g} s of its timeout of {task.spec.timeout or 0.0:g} s"
+        )
+        core.workforce.doom(core.workforce.workers[task.worker], Crashed(reason), now)
 
     def _thin(self, now: float) -> None:
         """Let workers go that were idle for long; look again while there are any."""

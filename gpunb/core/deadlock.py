@@ -175,7 +175,7 @@ class Search:
 
     def _is_open(self, ident: TaskId) -> bool:
         task = self._tasks.get(ident)
-        return task is not None and not task.again
+        return task is not None and not task.settled
 
     def _previous_calls(self, actor: ActorId) -> dict[TaskId, TaskId]:
         """The call that has to start before it, for each that is not the first of its line."""

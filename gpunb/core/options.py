@@ -29,6 +29,29 @@ DEFAULT_RETRIES = 3
 ASYNC_CONCURRENCY = 1000
 """Calls at once of an actor whose methods are coroutines, unless it says otherwise."""
 
+PINNING = frozenset(
+    {
+        "ASCEND_RT_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_VISIBLE_DEVICES",
+        "FURIOSA_DEVICES",
+        "HABANA_VISIBLE_MODULES",
+        "HIP_VISIBLE_DEVICES",
+        "NEURON_RT_VISIBLE_CORES",
+        "QBRUNTIME_VISIBLE_DEVICES",
+        "RBLN_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "TPU_CHIPS_PER_HOST_BOUNDS",
+        "TPU_HOST_BOUNDS",
+        "TPU_VISIBLE_CHIPS",
+        "TT_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
+        "ZE_ENABLE_PCI_ID_DEVICE_ORDER",
+        "ZE_FLAT_DEVICE_HIERARCHY",
+    }
+)
+"""Variables by which a worker sees the devices that it was given, and no others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -71,10 +94,15 @@ class Resources:
     def check(self) -> None:
         """Raises ValueError or TypeError, as `updated`."""
         self.demand()
+        if isinstance(self.accelerator_type, Sequence) and not self.accelerator_type:
+            raise ValueError(
+                f"accelerator_type={self.accelerator_type!r} must not be empty: leave it out for "
+                "a device of any type"
+            )
         _text(self.name, "name")
         environment_of(self.runtime_env)
-        if self.caps is not None and not isinstance(self.caps, bool):
-            raise TypeError(f"caps must be True or False, not {self.caps!r}")
+        if self.caps is not None:
+            check_switches(caps=self.caps)
         if self.ray is not None and not isinstance(self.ray, Mapping):
             raise TypeError(f"ray must be a dict of options for Ray, not {self.ray!r}")
 
@@ -186,8 +214,7 @@ class ActorOptions(Resources):
             raise ValueError(
                 f"lifetime={self.lifetime!r} must be 'detached', 'non_detached' or None"
             )
-        if not isinstance(self.get_if_exists, bool):
-            raise TypeError(f"get_if_exists must be True or False, not {self.get_if_exists!r}")
+        check_switches(get_if_exists=self.get_if_exists)
         if self.get_if_exists and self.name is None:
             raise ValueError("get_if_exists=True needs the name of the actor: add name=...")
 
@@ -197,6 +224,7 @@ class ActorOptions(Resources):
         return ActorSpec(
             max_restarts=_or(_whole(self.max_restarts, "max_restarts", -1), 0),
             max_concurrency=_or(most, ASYNC_CONCURRENCY if concurrent else 1),
+            threads=not concurrent and _or(most, 1) > 1,
         )
 
     def spec(self, class_name: str) -> TaskSpec:
@@ -249,9 +277,31 @@ class MethodOptions:
         )
 
 
+def check_either(changes: Mapping[str, Any]) -> None:
+    """Check options of which nobody knows yet whether a function or a class has them.
+
+    Raises:
+        ValueError, TypeError: as `Resources.updated`, if neither may have them.
+    """
+    functions, classes = ([each.name for each in fields(kind)] for kind in (Options, ActorOptions))
+    known = [*functions, *(name for name in classes if name not in functions)]
+    for name in changes:
+        if name not in known:
+            raise ValueError(_unknown(name, known, Resources))
+    mine = [name for name in changes if name not in classes]
+    others = [name for name in changes if name not in functions]
+    if mine and others:
+        raise ValueError(
+            f"{mine[0]!r} is an option of functions and {others[0]!r} one of classes: nothing can "
+            "have both"
+        )
+    (ActorOptions() if others else Options()).updated(changes)
+
+
 def _unknown(name: str, known: Sequence[str], kind: type) -> str:
     """What to say of an option that is none."""
     others = {Options: "functions", ActorOptions: "classes", MethodOptions: "methods"}
+    own = others.get(kind, "functions or classes")
     text = f"unknown option {name!r}"
     owners = [
         what
@@ -260,7 +310,7 @@ def _unknown(name: str, known: Sequence[str], kind: type) -> str:
     ]
     near = difflib.get_close_matches(name, known, n=1)
     if owners:
-        text += f", which is one of {' and '.join(owners)}, not of {others.get(kind, 'cells')}"
+        text += f", which is one of {' and '.join(owners)}, not of {own}"
     elif near:
         text += f"; did you mean {near[0]!r}?"
     return f"{text} (known are {', '.join(known)})"
@@ -287,6 +337,13 @@ def check_retry(retry: object) -> None:
         raise TypeError(
             f"retry_exceptions must be True, False or a list of exception types, not {retry!r}"
         )
+
+
+def check_switches(**switches: object) -> None:
+    """Raises TypeError unless each is True or False."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def _text(value: object, name: str) -> None:
@@ -340,5 +397,11 @@ def environment_of(value: object) -> tuple[tuple[str, str], ...]:
         if not name or "=" in name or "\0" in name + text:
             raise ValueError(
                 f"runtime_env['env_vars'] has {name!r}: {text!r}, which no environment can hold"
+            )
+        if name in PINNING:
+            raise ValueError(
+                f"runtime_env['env_vars'] has {name!r}: {text!r}, which no task can choose: the "
+                "worker sees the devices that it was given. Say which by num_gpus, gpu_memory or "
+                "accelerator_type. To limit a whole session, set it before gpunb.init"
             )
     return tuple(sorted(pairs.items()))

@@ -22,14 +22,14 @@ def refusal(demand: Demand, machine: Machine) -> str | None:
     """Why this machine can never satisfy the demand, or None if it can."""
     problems = [*_device_problems(demand, machine)]
     if demand.cpus > machine.cpus:
-        problems.append(
-            f"it asks for {amount(demand.cpus)} CPUs and there are {amount(machine.cpus)}"
-        )
+        are = "is" if machine.cpus == UNIT else "are"
+        there = amount(machine.cpus) if machine.cpus else "none"
+        problems.append(f"it asks for {cpus_text(demand.cpus)} and there {are} {there}")
     has = dict(machine.resources)
     for name, units in demand.resources:
         of_kind = [device for device in machine.devices if device.resource == name]
         if of_kind:
-            problems.extend(_kind_problems(name, units, of_kind))
+            problems.extend(_kind_problems(demand, name, units, of_kind))
         elif units > has.get(name, 0):
             there = f"{amount(has[name])}" if name in has else "none"
             problems.append(
@@ -44,31 +44,51 @@ def refusal(demand: Demand, machine: Machine) -> str | None:
     return f"a request for {demand} can never be met on this machine: " + "; ".join(problems)
 
 
+def cpus_text(units: int) -> str:
+    """So many CPUs, in words."""
+    return f"{amount(units)} CPU{'' if units == UNIT else 's'}"
+
+
 def _least_gpus(demand: Demand, machine: Machine) -> int:
     """The fewest units of GPUs that will do."""
     units = [units for group in candidates(demand, machine) for _, units in group]
     return demand.gpus or min(units, default=0)
 
 
-def _kind_problems(name: str, units: int, devices: list[Device]) -> Iterable[str]:
+def _kind_problems(demand: Demand, name: str, units: int, devices: list[Device]) -> Iterable[str]:
     """What is wrong with asking for so much of the devices of another kind than GPUs."""
-    if units % UNIT and (units > UNIT or all(device.whole for device in devices)):
+    of_type = [device for device in devices if suits(demand, device)]
+    there = f"there are {describe(devices)}"
+    if not of_type:
+        types = " or ".join(demand.types)
+        yield f"no {name} device is of type {types}: {there}{_hint(demand, devices)}"
+        return
+    if units % UNIT and (units > UNIT or all(device.whole for device in of_type)):
         yield f"{name} devices are given out whole: ask for a whole number"
         return
-    counts = sorted({count for device in devices for count in device.counts})
-    fitting = [device for device in devices if allowed(units, device)]
+    counts = sorted({count for device in of_type for count in device.counts})
+    fitting = [device for device in of_type if allowed(units, device)]
     if not fitting:
         numbers = ", ".join(map(str, counts))
         yield f"{amount(units)} {name} devices cannot be used together: ask for one of {numbers}"
     elif len(fitting) * UNIT < units:
-        yield f"it asks for {amount(units)} {name} and there are {len(devices)}"
+        asks = f"it asks for {amount(units)} {name}"
+        if len(fitting) < len(of_type):
+            yield f"{asks}, and only {len(fitting)} can be used so many at a time: {there}"
+        elif len(of_type) < len(devices):
+            yield f"{asks}, and too few are of the type: {there}"
+        else:
+            yield f"{asks} and there are {len(devices)}"
 
 
 def _device_problems(demand: Demand, machine: Machine) -> Iterable[str]:
+    kinds = {device.resource for device in machine.devices}
+    if not demand.wants_device and any(name in kinds for name, _ in demand.resources):
+        return  # the type, if it asks for one, is theirs
     if not demand.wants_device and not demand.types:
         return
     gpus = [device for device in machine.devices if device.resource == GPU]
-    others = {device.resource for device in machine.devices} - {GPU}
+    others = kinds - {GPU}
     if not gpus and demand.wants_device:
         text = _NO_GPUS
         if others:

@@ -36,8 +36,8 @@ class Task:
     Its `attempt` counts from 1 and is 0 before the first run. While it is `blocked`, it waits for
     `count` of the tasks `on`, or for something else if there are none. It was in line since it
     `waited` when it was given its worker. `disowned` once it was
-    stopped together with its children, so that it gets no new ones. `again` marks a constructor
-    that runs again for a restarted actor, long after it was settled.
+    stopped together with its children, so that it gets no new ones. It is `settled` while it runs
+    if it is a constructor that runs again for a restarted actor, or a call that cannot be stopped.
     """
 
     id: TaskId
@@ -56,7 +56,7 @@ class Task:
     on: tuple[TaskId, ...] = ()
     count: int = 0
     disowned: bool = False
-    again: bool = False
+    settled: bool = False
     waited: float = 0.0
 
     @property
@@ -79,7 +79,7 @@ class Task:
         if isinstance(report, Exited):
             if self.actor is None:
                 return Crashed("it called exit_actor() outside of an actor")
-            return ActorDied(self.actor, "it called exit_actor()")
+            return ActorDied(self.actor, report.reason or "it called exit_actor()")
         return report
 
 

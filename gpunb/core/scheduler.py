@@ -152,7 +152,7 @@ class Scheduler:
             if reason:
                 self.settle(task, Refused(reason))
                 return False
-        unfinished = {need for need in needs if need in self.tasks and need != task.id}
+        unfinished = {need for need in needs if need != task.id and self._is_open(need)}
         if unfinished:
             task.needs = unfinished
             for need in unfinished:
@@ -160,6 +160,10 @@ class Scheduler:
         elif task.queues:
             self.queue.push(task)
         return True
+
+    def _is_open(self, ident: TaskId) -> bool:
+        task = self.tasks.get(ident)
+        return task is not None and not task.settled
 
     def requeue(self, task: Task, now: float) -> None:
         """Let a task run again, before others of its kind."""
@@ -289,7 +293,7 @@ class Scheduler:
             if waited:
                 self.queue.remove(task)
             del self.tasks[task.id]
-            if not task.again:
+            if not task.settled:
                 self._out.append(ev.Settle(task.id, outcome))
             if task.parent is not None and (siblings := self._children.get(task.parent)):
                 siblings.discard(task.id)
@@ -299,16 +303,22 @@ class Scheduler:
                 pending.extend(self.actors.bury(task.id, outcome))
             elif task.actor is not None:
                 self.actors.drop(task)
-            for ident in self._dependents.pop(task.id, ()):
-                other = self.tasks.get(ident)
-                if other is None or other.needs is None:
-                    continue
-                if isinstance(outcome, Succeeded):
-                    other.needs.discard(task.id)
-                    if not other.needs:
-                        self._inputs_ready(other)
-                else:
-                    pending.append((other, UpstreamFailed(task.id)))
+            pending.extend(self.fed(task, outcome))
+
+    def fed(self, task: Task, outcome: Outcome) -> list[tuple[Task, Outcome]]:
+        """Let those go on that take the result of a task; those that never will, and why."""
+        lost: list[tuple[Task, Outcome]] = []
+        for ident in self._dependents.pop(task.id, ()):
+            other = self.tasks.get(ident)
+            if other is None or other.needs is None:
+                continue
+            if isinstance(outcome, Succeeded):
+                other.needs.discard(task.id)
+                if not other.needs:
+                    self._inputs_ready(other)
+            else:
+                lost.append((other, UpstreamFailed(task.id)))
+        return lost
 
     def _inputs_ready(self, task: Task) -> None:
         task.needs = None

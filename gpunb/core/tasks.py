@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 from gpunb.core.resources import Demand
 
@@ -71,10 +71,12 @@ class ActorSpec:
     Attributes:
         max_restarts: how often the process is started again after a crash; -1 without limit.
         max_concurrency: calls that may be in flight at once.
+        threads: whether each of them has a thread, which nothing can stop.
     """
 
     max_restarts: int = 0
     max_concurrency: int = 1
+    threads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,10 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The call asked its actor to end, and the process ends by itself."""
+    """The call asked its actor to end, and the process ends by itself; `reason` says how, if it
+    was not by `exit_actor`."""
+
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +121,10 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The task ran longer than its time-out of `seconds` and was stopped."""
+    """The task ran longer than its time-out of `seconds` and was stopped, or `left` to itself."""
 
     seconds: float
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +143,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class ActorDied:
-    """The call's actor is gone; `task` is the failed constructor if that was the cause."""
+    """The call's actor is gone; `task` is the failed constructor if that was the cause. `end` is
+    how it has ended, as of a task: it is done if it left, or nobody wanted it any more."""
 
     actor: ActorId
     reason: str
     task: TaskId | None = None
+    end: Literal["done", "failed", "cancelled"] = field(default="failed", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ def attach(shell: Any = None) -> None:
         if shell is None:
             return
     importlib.import_module("gpunb.notebook.handles").install(shell)
+    importlib.import_module("gpunb.notebook.sources").install(shell)
     if hasattr(shell, "kernel"):
         importlib.import_module("gpunb.notebook.output").install(shell)
 

@@ -10,7 +10,15 @@ from typing import Any, Protocol
 from gpunb import backend, serialize, session
 from gpunb.backend import Backend, Call, ObjectId, Outcome
 from gpunb.core.options import MethodOptions, Options
-from gpunb.exceptions import ActorDiedError, GpunbError, TaskCancelledError, TaskError
+from gpunb.core.resources import devices_text
+from gpunb.exceptions import (
+    ActorDiedError,
+    GpunbError,
+    OutOfMemoryError,
+    TaskCancelledError,
+    TaskError,
+    WorkerCrashedError,
+)
 from gpunb.notebook.arriving import Home, incoming
 from gpunb.notebook.output import Place, place_of
 from gpunb.notebook.sessions import CellSession
@@ -141,7 +149,7 @@ def conclude(
     if outcome.failed:
         if host is not None:
             host.held.forget(handed.shipment.sent | handed.presumed)
-        return None, _failure(outcome, handed.name, interrupted, waited_for, host)
+        return None, _failure(handed, outcome, interrupted, waited_for)
     try:
         home = incoming(handed.shell, outcome.payload, handed.shipment, note or sys.stderr.write)
     except GpunbError as error:
@@ -150,60 +158,104 @@ def conclude(
         host.held.came_home(handed.shell.user_ns, home, handed.presumed)
     if home.ending.failure is None:
         return home, None
-    raised = _raised(handed.shell, home.ending)
+    raised = _raised(handed, home.ending)
     seconds = handed.request.options.timeout
     if isinstance(raised, KeyboardInterrupt) and not interrupted and seconds:
         if not _ran_for(handed, seconds):
             return home, raised
         text = f"{handed.name} ran longer than its timeout of {seconds:g} s and was stopped"
-        raised = short(TimeoutError(text))
+        raised = short(TimeoutError(_with(text, _left(handed))))
     return home, raised
 
 
 def _ran_for(handed: HandedIn, seconds: float) -> bool:
     """Whether it ran that long, as far as that is known."""
-    facts = handed.backend.ask("job", handed.obj[0]) or {}
-    return bool(facts.get("seconds", seconds) > seconds - 0.01)
+    return bool(_facts(handed).get("seconds", seconds) > seconds - 0.01)
+
+
+def _share(handed: HandedIn) -> str:
+    """What is said of its part of devices once its process is gone; nothing if it had none."""
+    devices = _facts(handed).get("devices")
+    if not devices:
+        return ""
+    return f"its share of {devices_text(devices, shares=False)} is free again"
+
+
+def _left(handed: HandedIn) -> str:
+    """What is said of where a cell ran that was ended."""
+    host, share = handed.request.session, _share(handed)
+    if host is None:
+        return share
+    if host.facts is not None:
+        return f"the session {host.name!r} goes on"
+    gone = f"the session {host.name!r} is gone, with all that was in it"
+    return f"{gone}, and {share}" if share else gone
+
+
+def _with(text: str, more: str) -> str:
+    """An error's text, and more at the end of its first line."""
+    first, end, rest = text.partition("\n")
+    return f"{first}; {more}{end}{rest}" if more else text
+
+
+def _facts(handed: HandedIn) -> dict[str, Any]:
+    """What is known of it; nothing where nobody remembers."""
+    facts: dict[str, Any] = handed.backend.ask("job", handed.obj[0]) or {}
+    return facts
 
 
 def _failure(
-    outcome: Outcome, name: str, interrupted: bool, waited_for: bool, host: CellSession | None
+    handed: HandedIn, outcome: Outcome, interrupted: bool, waited_for: bool
 ) -> BaseException:
     """What to raise for a cell whose worker brought no ending home."""
+    name, host = handed.name, handed.request.session
     try:
         value_of(outcome)
     except (TaskCancelledError, ActorDiedError) as error:
         if interrupted or (waited_for and isinstance(error, TaskCancelledError)):
-            gone = "its worker is gone and its share of the GPU is free again"
-            if host is not None and isinstance(error, TaskCancelledError):
-                gone = f"the session {host.name!r} goes on"
-            elif host is not None:
-                gone = f"the session {host.name!r} is gone, with all that was in it"
-            text = f"{name} was stopped; {gone}"
+            text = _stopped(handed, queues=isinstance(error, TaskCancelledError))
             return dressed(KeyboardInterrupt(text), [f"KeyboardInterrupt: {text}"])
         if host is None or isinstance(error, TaskCancelledError):
             return short(error)
         reason = str(error).partition(" is gone: ")[2] or str(error)
         return short(
             ActorDiedError(
-                f"{name}: the session {host.name!r} is gone, with all that was in it: {reason}; "
+                f"{name}: {_left(handed)}: {reason}; "
                 f"the next cell with --session {host.name} starts it anew"
             )
         )
     except TaskError as error:
         if isinstance(error.cause, TimeoutError):
-            return short(error.cause)
+            return short(TimeoutError(_with(str(error.cause), _left(handed))))
         return dressed(error, str(error).splitlines())
+    except (WorkerCrashedError, OutOfMemoryError) as error:
+        return short(type(error)(_with(str(error), _share(handed))))
     except GpunbError as error:
         return short(error)
     raise AssertionError("an outcome that failed has an error")
 
 
-def _raised(shell: Any, ending: Ending) -> BaseException:
+def _stopped(handed: HandedIn, *, queues: bool) -> str:
+    """What is said of a cell that somebody stopped and that brought no ending home; `queues` if it
+    may not have begun."""
+    facts, left = _facts(handed), _left(handed)
+    if queues and facts and not facts["pid"] and not facts["devices"]:
+        return _with(f"{handed.name} was taken out of the queue before it ran", left)
+    if handed.request.session is None:
+        left = f"its worker is gone, and {left}" if left else "its worker is gone"
+    return _with(f"{handed.name} was stopped", left)
+
+
+def _raised(handed: HandedIn, ending: Ending) -> BaseException:
     """The cell's own error, of its own type, with the lines that IPython made of it."""
     assert ending.failure is not None
-    error = serialize.load_failure(ending.failure, namespace=shell.user_ns)
-    return dressed(error.cause or error, list(ending.traceback) or str(error).splitlines())
+    error = serialize.load_failure(ending.failure, namespace=handed.shell.user_ns)
+    lines = list(map(serialize.with_sources, ending.traceback)) or str(error).splitlines()
+    if isinstance(error.cause, SystemExit) and handed.request.session is None:
+        share = _share(handed)
+        ends = f"{handed.name} ended with sys.exit, and its worker with it"
+        lines.append(f"{ends}; {share}" if share else ends)
+    return dressed(error.cause or error, lines)
 
 
 def short(error: BaseException) -> BaseException:

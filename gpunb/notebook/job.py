@@ -12,8 +12,9 @@ from gpunb.exceptions import GetTimeoutError, GpunbError
 from gpunb.notebook.card import Card, facts_text
 from gpunb.notebook.cells import HandedIn, short
 from gpunb.notebook.output import Foreground
-from gpunb.refs import HEARTBEAT, check_timeout, there
+from gpunb.refs import check_timeout, there
 from gpunb.runtime.log import Log
+from gpunb.signals import HEARTBEAT
 
 if TYPE_CHECKING:
     from gpunb.notebook.arriving import Home

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
-import re
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,21 +17,19 @@ from IPython.core.magic import (
     no_var_expand,
 )
 from IPython.core.magic_arguments import argument, magic_arguments
-from IPython.utils.text import DollarFormatter
 from traitlets import Bool, TraitError, Unicode, validate
 
-from gpunb import notebook
+from gpunb import backend, notebook
 from gpunb.core.options import Options
 from gpunb.core.resources import parse_size
-from gpunb.notebook import completion, debugging, jobs, running, sessions
-from gpunb.notebook.cells import Request
+from gpunb.exceptions import InfeasibleRequestError
+from gpunb.notebook import completion, debugging, jobs, lines, running, sessions
+from gpunb.notebook.cells import Request, short
 from gpunb.notebook.output import may_ask
 from gpunb.notebook.switch import Switch
 from gpunb.notebook.words import HELP, TAKES, Words
 from gpunb.workers.ending import LAST
 from gpunb.workers.shell import by_reference
-
-_SIZE = re.compile(r"[0-9.]+\s*[kmgtp]?i?b\Z", re.IGNORECASE)
 
 
 @magics_class
@@ -59,6 +54,15 @@ class GpuMagics(Magics):
             parse_size(text, "GpuMagics.largest")
         except ValueError as error:
             raise TraitError(str(error)) from None
+        return text
+
+    @validate("share")
+    def _is_share(self, proposal: Any) -> str:
+        text: str = proposal["value"]
+        try:
+            Options().updated(lines.share(text))
+        except ValueError as error:
+            raise TraitError(f"GpuMagics.share: {error}") from None
         return text
 
     def __init__(self, shell: Any) -> None:
@@ -211,23 +215,25 @@ class GpuMagics(Magics):
     def _request(self, line: str, cell: str) -> tuple[Request, bool]:
         """What a %%gpu line asks for, and whether in the background."""
         assert self.shell is not None
-        expanded = _expanded(self.shell, line)
+        expanded = lines.expanded(self.shell, line)
         try:
-            arguments = _parsed(self.gpu.parser, expanded)
+            arguments = lines.parsed(self.gpu.parser, expanded)
             asked = arguments.share is not None
-            options = _options(arguments, self.share)
+            options = lines.options(arguments, self.share)
             session = None
             if arguments.session is not None:
-                _check_session(arguments)
+                lines.check_session(arguments)
                 session = self.sessions.get(arguments.session, options, asked)
+        except InfeasibleRequestError as error:
+            raise short(error) from None
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%gpu: {error}") from None
         request = Request(
             cell,
             "" if self.switch.wrote(line, cell) else f"%%gpu {line}".rstrip(),
             options,
-            inputs=_names(arguments.inputs, "--in"),
-            outputs=_names(arguments.outputs, "--out"),
+            inputs=lines.names(arguments.inputs, "--in"),
+            outputs=lines.names(arguments.outputs, "--out"),
             session=session,
             largest=parse_size(self.largest, "GpuMagics.largest"),
         )
@@ -236,15 +242,15 @@ class GpuMagics(Magics):
     def _line(self, line: str, local: Mapping[str, Any] | None = None) -> Any:
         """`%gpu` without a cell."""
         assert self.shell is not None
-        words = line.split(maxsplit=1)
-        if not words:
+        first, rest = lines.first_word(line)
+        if not first:
             return self.words.say("ps", "")
-        first, rest = words[0], words[1] if len(words) > 1 else ""
+        first = lines.expanded(self.shell, first, local)
         if first in ("on", "off"):
             return self._turn(first, rest)
         if first in self.words:
-            return self.words.say(first, _expanded(self.shell, rest))
-        if not rest or not (_SIZE.match(first) or first[0].isdigit() or first[0] == "."):
+            return self.words.say(first, lines.expanded(self.shell, rest, local))
+        if not rest or not (lines.is_share(first) or first[0] in "{$"):
             raise UsageError(
                 f"%gpu {line.strip()}: without a cell there has to be a word ({', '.join(HELP)}), "
                 "or a share and an expression; a cell begins with %%gpu"
@@ -275,111 +281,19 @@ class GpuMagics(Magics):
 
     def _turn(self, word: str, rest: str) -> None:
         if word == "off":
+            if rest:
+                raise UsageError(f"%gpu off: takes nothing more, not {rest!r}")
             self.switch.off()
             return
-        self._request(rest, "pass")  # it is refused now, not with the next cell
+        request, _ = self._request(rest, "pass")  # it is refused now, not with the next cell
+        if request.session is None:
+            never = backend.current().ask("refusal", request.options.demand())
+            if never is not None:
+                raise short(InfeasibleRequestError(f"%gpu on: {never}"))
         self.switch.on(rest)
 
     def _may_come_late(self) -> bool:
         return may_ask(self.shell) if self.headless is None else not self.headless
-
-
-def _expanded(shell: Any, line: str) -> str:
-    """The line with ``{name}`` and ``$name`` filled in from the notebook.
-
-    Not by `var_expand`, which looks at the names of whoever calls it first.
-    """
-    if "{" not in line and "$" not in line:
-        return line
-    try:
-        return DollarFormatter().vformat(line, (), shell.user_ns.copy())
-    except Exception:
-        return line  # as IPython does: the braces may have been meant
-
-
-def _parsed(parser: Any, line: str) -> Any:
-    words = shlex.split(line)  # not IPython's own way, which keeps quotes
-    try:
-        return parser.parse_args(words)
-    except UsageError as error:
-        raise UsageError(f"%%gpu: {error} (%gpu? lists what there is)") from None
-
-
-def _check_session(arguments: Any) -> None:
-    if not arguments.session.isidentifier():
-        raise ValueError(f"--session {arguments.session!r} must be a name, like a variable's")
-    if arguments.retries:
-        raise ValueError("--retries does not go with --session: its names would be lost")
-
-
-def _options(arguments: Any, default: str) -> Options:
-    """The same options that the decorator takes."""
-    options: dict[str, Any] = {"max_retries": arguments.retries, "max_calls": 1}
-    if arguments.resource:
-        options["resources"] = dict(_amount(each) for each in arguments.resource)
-        default = "0"
-    share = default if arguments.share is None else arguments.share
-    if _SIZE.match(share):
-        options["gpu_memory"] = share
-    else:
-        options["num_gpus"] = _number(share)
-    if arguments.type:
-        options["accelerator_type"] = [each.strip() for each in arguments.type.split(",")]
-    if arguments.no_caps:
-        options["caps"] = False
-    if arguments.env:
-        options["runtime_env"] = {"env_vars": dict(_pair(each) for each in arguments.env)}
-    said = {
-        "num_cpus": arguments.cpus,
-        "name": arguments.name,
-        "timeout": arguments.timeout,
-        "min_memory": arguments.min_memory,
-    }
-    options.update((name, value) for name, value in said.items() if value is not None)
-    return Options().updated(options)
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(
-            f"{text!r} is not a share: write a part of one GPU such as 0.5, a whole number of "
-            "GPUs, or an amount of memory such as 10GiB"
-        )
-    return int(number) if number == int(number) else number
-
-
-def _amount(text: str) -> tuple[str, float]:
-    name, equals, amount = text.partition("=")
-    try:
-        number = float(amount)
-    except ValueError:
-        number = math.nan
-    if not equals or not name or not math.isfinite(number):
-        raise ValueError(f"--resource {text!r} must be of the form NAME=AMOUNT, such as NPU=1")
-    return name, number
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ValueError(f"--env {text!r} must be of the form NAME=VALUE")
-    return name, value
-
-
-def _names(text: str | None, option: str) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    if text.strip() == "none":
-        return ()
-    names = tuple(each for each in re.split(r"[,\s]+", text) if each)
-    for name in names:
-        if not name.isidentifier():
-            raise UsageError(f"%%gpu {option}: {name!r} is not a name")
-    return names
 
 
 def _lines_before(shell: Any) -> str:

@@ -38,7 +38,8 @@ class CellNames:
 
     `deletes` may be gone at the end through `del` or `except ... as`, in a branch that ran or not:
     only the run can tell. A name that is bound and then deleted is in `binds` too, because a run
-    that stops early leaves it bound. `mentioned` are names that only strings hold.
+    that stops early leaves it bound. `mentioned` are names that only strings hold. `imports` are
+    modules within packages that its own import statements name, in a branch that ran or not.
     """
 
     reads: frozenset[str]
@@ -46,6 +47,7 @@ class CellNames:
     deletes: frozenset[str]
     star_imports: tuple[str, ...]
     mentioned: frozenset[str]
+    imports: frozenset[str]
 
 
 def analyse(source: str, transform: Callable[[str], str] | None = None) -> CellNames:
@@ -65,6 +67,7 @@ def analyse(source: str, transform: Callable[[str], str] | None = None) -> CellN
         deletes=frozenset(cell.gone),
         star_imports=tuple(dict.fromkeys(reader.stars)),
         mentioned=frozenset(reader.mentioned - cell.loads),
+        imports=frozenset(reader.imports),
     )
 
 
@@ -129,6 +132,7 @@ class _Reader(ast.NodeVisitor):
         self.scope = self.cell = _Scope("cell")
         self.annotations = True  # are evaluated
         self.stars: list[str] = []
+        self.imports: set[str] = set()
         self.mentioned: set[str] = set()
         self.strings: list[str] = []
 
@@ -174,17 +178,25 @@ class _Reader(ast.NodeVisitor):
         self.scope.globals.update(node.names)
         self.cell.loads |= {*node.names} - self.cell.own
 
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
+    def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             self.scope.store(alias.asname or alias.name.partition(".")[0])
+            self.imported(alias.name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if node.names[0].name == "*":
             self.stars.append("." * node.level + (node.module or ""))
         else:
-            self.visit_Import(node)
+            for alias in node.names:
+                self.scope.store(alias.asname or alias.name)
+        if node.module and not node.level:
+            self.imported(node.module)
         if node.module == "__future__" and "annotations" in {alias.name for alias in node.names}:
             self.annotations = False
+
+    def imported(self, module: str) -> None:
+        if "." in module and self.scope is self.cell:
+            self.imports.add(module)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):

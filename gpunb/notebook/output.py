@@ -3,17 +3,21 @@
 A job in the foreground hands its output to the main thread, which writes it as the cell itself
 would: `%%capture`, Output widgets and a plain terminal see nothing unusual. Any other job's output
 is sent to the front end by the runtime's thread, with the request that submitted the job as its
-parent, whichever cell runs by then.
+parent, whichever cell runs by then; but where nobody would see it there, as one of that cell's.
 """
 
 from __future__ import annotations
 
+import copyreg
 import queue
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
-from gpunb.notebook import comms
+from IPython.core.displayhook import CapturingDisplayHook
+
+from gpunb.notebook import comms, unattended
 from gpunb.notebook.capping import Cap
 from gpunb.runtime import output
 from gpunb.runtime.log import Item, Log
@@ -113,6 +117,9 @@ def relay(shell: Any, kind: str, what: str, content: Mapping[str, Any]) -> None:
         error = type(content["ename"], (Exception,), {})(content["evalue"])
         shell._showtraceback(type(error), error, content["traceback"])  # noqa: SLF001
     elif what == "execute_result":
+        if isinstance(sys.displayhook, CapturingDisplayHook):
+            sys.displayhook.outputs.append(dict(content))
+            return
         hook = shell.displayhook
         hook.start_displayhook()
         hook.write_output_prompt()
@@ -134,6 +141,7 @@ class Sent:
         self._number = number
         self._kernel = shell.kernel
         self._parent = parent or request_of(shell)
+        self._late: unattended.Late | None = None
         self.place: Place | None = place_of(shell)
         self._console = None if name is None else _Prefixed(name, self._stream)
         self._caps: dict[str, Cap] = {}
@@ -152,7 +160,7 @@ class Sent:
     def named(self, name: str) -> Sent:
         """For a task of another name that shows in the same cell."""
         made = Sent(self._shell, name, self._parent)
-        made.place = self.place
+        made.place, made._late = self.place, self._late
         return made
 
     def text(self, stream: str, text: str) -> None:
@@ -192,10 +200,26 @@ class Sent:
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
         """Send a message as a part of the cell's output."""
-        self._kernel.session.send(self._kernel.iopub_socket, kind, content, parent=self._parent)
+        if self._late is None:
+            _send(self._kernel, kind, content, self._parent)
+        else:
+            self._late.send(kind, content, self._parent)
+
+    def unattended(self) -> Sent:
+        """The same, for a notebook without a user."""
+        self._late = _late(self._shell)
+        return self
 
     def _stream(self, stream: str, text: str) -> None:
         self.send("stream", {"name": stream, "text": text})
+
+
+def _send(kernel: Any, kind: str, content: dict[str, Any], parent: Any) -> None:
+    kernel.session.send(kernel.iopub_socket, kind, content, parent=parent)
+
+
+def _late(shell: Any) -> unattended.Late:
+    return unattended.of(shell, lambda: request_of(shell), partial(_send, shell.kernel))
 
 
 class _Prefixed(output.Console):
@@ -211,7 +235,17 @@ class _Prefixed(output.Console):
 
 def install(shell: Any) -> None:
     """In a Jupyter kernel, send what functions print to the cells that submitted them."""
-    output.install(lambda name: Sent(shell, name), lambda: _cell(shell))
+    from ipykernel.iostream import OutStream
+
+    # The notebook's own, as in `def log(text, file=sys.stderr)`, become those of the worker.
+    copyreg.pickle(OutStream, lambda stream: (getattr, (sys, stream.name)))
+    _late(shell)  # from now on it sees which cell runs
+
+    def sink(name: str) -> Sent:
+        made = Sent(shell, name)
+        return made.unattended() if headless(shell) else made
+
+    output.install(sink, lambda: _cell(shell))
 
 
 def request_of(shell: Any) -> Any:
@@ -226,6 +260,13 @@ def may_ask(shell: Any) -> bool:
     if not hasattr(shell, "kernel"):
         return True
     return bool((request_of(shell).get("content") or {}).get("allow_stdin", True))
+
+
+def headless(shell: Any) -> bool:
+    """Whether nobody would see what comes after a cell's end."""
+    magics = shell.magics_manager.registry.get("GpuMagics")
+    said = magics.headless if magics is not None else None
+    return not may_ask(shell) if said is None else bool(said)
 
 
 def place_of(shell: Any) -> Place:

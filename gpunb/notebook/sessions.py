@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpunb import backend, serialize
 from gpunb.backend import HANDLE, SESSIONS, Call, NewActor
-from gpunb.core.options import ActorOptions, Options
+from gpunb.core.options import Options
 from gpunb.core.tasks import ActorId, ActorSpec
 from gpunb.exceptions import GpunbError
+from gpunb.notebook.lasting import again, differences, lasting
 from gpunb.runtime import output
 from gpunb.workers.cells import Host
 from gpunb.workers.changes import Fingerprints
@@ -86,16 +87,7 @@ class CellSession:
         Raises:
             InfeasibleRequestError: this machine can never give what it asks for.
         """
-        spec = ActorOptions(
-            num_cpus=options.num_cpus,
-            num_gpus=options.num_gpus,
-            gpu_memory=options.gpu_memory,
-            accelerator_type=options.accelerator_type,
-            min_memory=options.min_memory,
-            resources=options.resources,
-            runtime_env=options.runtime_env,
-            caps=options.caps,
-        ).spec(f"session {name}")
+        spec = lasting(options).spec(f"session {name}")
         settings = pickle.dumps(options)
         new = NewActor(ActorSpec(), b"", name, SESSIONS, detached=True, settings=settings)
         call = Call(
@@ -140,6 +132,20 @@ class CellSession:
             return None
         return None if facts is None or facts["state"] == "ending" else facts
 
+    def check(self, options: Options, asked: bool) -> None:
+        """Whether a cell with these options may run in it; `asked` if it said a share.
+
+        Raises:
+            ValueError: it says of the process what that was not started with.
+        """
+        other = differences(self.options, options, asked)
+        if other:
+            has, asks = (" and ".join(each) for each in zip(*other, strict=True))
+            raise ValueError(
+                f"the session {self.name!r} has {has}, and the cell asks for {asks}: leave that "
+                f"out, or end the session with %gpu stop {self.name}"
+            )
+
     def stop(self) -> None:
         """End its process; its devices are free when that is gone."""
         if self.facts is not None:
@@ -154,11 +160,11 @@ class Sessions:
         self._lock = threading.Lock()
 
     def get(self, name: str, options: Options, asked: bool) -> CellSession:
-        """The session of that name, started if there is none; `asked` if the cell said what for.
-        One that has ended by itself starts again as it was.
+        """The session of that name, started if there is none; `asked` if the cell said a share.
+        One that has ended by itself starts again as it was, but for what the cell says.
 
         Raises:
-            ValueError: it is there with another share.
+            ValueError: it is there, and was started with something else than the cell says.
             InfeasibleRequestError: this machine can never give what it asks for.
         """
         with self._lock:
@@ -167,20 +173,15 @@ class Sessions:
                 found = CellSession.found(name)
             if found is not None:
                 self._sessions[name] = found
-                if asked and found.options.demand() != options.demand():
-                    raise ValueError(
-                        f"the session {name!r} has {found.options.demand()}, and the cell asks "
-                        f"for {options.demand()}: leave the share out, or end it with "
-                        f"%gpu stop {name}"
-                    )
+                found.check(options, asked)
                 return found
             if before is not None:
                 sys.stderr.write(
                     f"gpunb: the session {name!r} had ended, with all that was in it; it starts "
                     "anew\n"
                 )
-                options = options if asked else before.options
                 del self._sessions[name]
+                options = again(before.options, options, asked)
             made = self._sessions[name] = CellSession.started(name, options)
             return made
 
@@ -194,8 +195,9 @@ class Sessions:
         if found is None or found.facts is None:
             found = CellSession.found(name) if backend.existing() is not None else None
         if found is None:
-            known = ", ".join(self.names()) or "there are none"
-            raise ValueError(f"no session of cells has the name {name!r} ({known})")
+            known = ", ".join(self.names())
+            rest = f"; those that there are: {known}" if known else ": there is none"
+            raise ValueError(f"no session of cells has the name {name!r}{rest}")
         found.stop()
 
     def hosting(self, name: str, actor: ActorId) -> CellSession:

@@ -25,6 +25,7 @@ from gpunb.runtime.memory import total_memory
 from gpunb.serialize import Payload
 from gpunb.serialize.functions import global_names
 from gpunb.serialize.reuse import Reuse
+from gpunb.workers import figures
 from gpunb.workers.cells import LOCALS, Cell
 from gpunb.workers.changes import Fingerprints
 from gpunb.workers.ending import SHELL_NAMES
@@ -169,12 +170,14 @@ def outgoing(
         modules=modules,
         binds=binds if binds is None else binds | wanted,
         deletes=deletes,
+        imports=names.imports,
         outputs=outputs,
         sources=_sources(shell, files | more_files),
         flags=shell.compile.flags,
         filters=tuple(warnings.filters),
         colors=shell.colors,
         xmode=shell.InteractiveTB.mode,
+        figures=figures.settings(shell),
         interactivity=shell.ast_node_interactivity,
         known=known,
         local=tuple(within),
@@ -294,7 +297,7 @@ def _packed(cell: Cell, values: dict[str, Any], perhaps: set[str]) -> Payload:
 
 def _packed_here(cell: Cell, values: dict[str, Any], perhaps: set[str]) -> Payload:
     try:
-        return serialize.dumps((cell, values), what="names of the cell", reuse=_sent_before)
+        return _dumps(cell, values)
     except Exception:  # one of them cannot be pickled
         pass
     for name, value in [*values.items(), *values.get(LOCALS, {}).items()]:
@@ -306,4 +309,9 @@ def _packed_here(cell: Cell, values: dict[str, Any], perhaps: set[str]) -> Paylo
                 del values[name]
                 continue
             raise UsageError(f"%%gpu: {error}") from None
-    return serialize.dumps((cell, values), what="names of the cell", reuse=_sent_before)
+    return _dumps(cell, values)
+
+
+def _dumps(cell: Cell, values: dict[str, Any]) -> Payload:
+    what = "names of the cell"
+    return serialize.dumps((cell, values), what=what, way="cell", reuse=_sent_before)

@@ -84,7 +84,7 @@ class StatusView:
                 [
                     f"#{job['id']}",
                     job["name"],
-                    _on(job),
+                    _was_on(job),
                     f"{job['seconds']:.2f} s",
                     job["state"],
                 ]
@@ -100,7 +100,7 @@ class StatusView:
         more = self.facts["queued"] - len(self.facts["waiting"])
         said = [f"and {more} more waiting"] if more > 0 else []
         if not self.facts["devices"]:
-            said += self.facts["notes"]
+            said += [each for each in self.facts["notes"] if each not in self.facts["warnings"]]
         return said + [f"warning: {each}" for each in self.facts["warnings"]]
 
 
@@ -158,7 +158,7 @@ def _actor(actor: Mapping[str, Any]) -> list[str]:
     if state == "alive":
         running = f"runs {actor['running']}" if actor["running"] else "idle"
         state = running + (f", {actor['waiting']} waiting" if actor["waiting"] else "")
-    held = devices_text(actor["devices"]) or "CPU"
+    held = devices_text(actor["devices"]) or _unless_nowhere(actor)
     return [f"#{actor['id']}", _actor_name(actor), held, state]
 
 
@@ -176,7 +176,7 @@ def _left(cell: Mapping[str, Any]) -> list[str]:
 def _actor_name(actor: Mapping[str, Any]) -> str:
     """The class, and the name that it may have; a session of cells says its name by itself."""
     kind, name = actor["class"] or "", actor["name"]
-    return kind if name is None or kind == f"session {name}" else f"{kind} {name!r}"
+    return kind if name is None or kind == f"session {name}" else f"{kind} {name}"
 
 
 def _job(job: Mapping[str, Any], last: str) -> list[str]:
@@ -185,6 +185,15 @@ def _job(job: Mapping[str, Any], last: str) -> list[str]:
 
 def _on(job: Mapping[str, Any]) -> str:
     return devices_text(job["devices"], shares=False) or "CPU"
+
+
+def _was_on(job: Mapping[str, Any]) -> str:
+    return devices_text(job["devices"], shares=False) or _unless_nowhere(job)
+
+
+def _unless_nowhere(what: Mapping[str, Any]) -> str:
+    """What has no process yet, or never had one, is on nothing."""
+    return "" if what["pid"] is None else "CPU"
 
 
 def _cells(row: Sequence[str]) -> str:

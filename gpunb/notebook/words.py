@@ -16,10 +16,11 @@ from gpunb.exceptions import GpunbError
 from gpunb.notebook import found, jobs
 from gpunb.notebook.job import Job
 from gpunb.notebook.late import replay
+from gpunb.notebook.lines import amount
 from gpunb.notebook.sessions import Sessions
 from gpunb.notebook.view import StatusView
-from gpunb.refs import HEARTBEAT
 from gpunb.runtime.log import Log
+from gpunb.signals import HEARTBEAT
 
 HELP = {
     "ps": "devices and jobs now, and what kernels have left",
@@ -166,9 +167,12 @@ class Words:
         ident = _ids(rest)
         if len(ident) != 1:
             raise ValueError("name one job, as in %gpu why 7")
-        facts = _facts(ident[0])
+        facts, job = _facts(ident[0]), jobs.of(self._shell).get(ident[0])
         current = backend.existing()
-        why = current.ask("why", ident[0]) if current is not None else None
+        if job is not None:
+            why = job._why()  # noqa: SLF001 - as its card says
+        else:
+            why = current.ask("why", ident[0]) if current is not None else None
         sys.stdout.write(f"#{ident[0]} {facts['name']}: {why or facts['state']}\n")
 
     def _stop(self, rest: list[str]) -> None:
@@ -229,9 +233,58 @@ def _cancel_all(current: backend.Backend) -> None:
         cancelled |= found
 
 
-_TEXTS = {"simulate", "address", "start_method", "object_memory", "spill", "share"}
-_SWITCHES = {"caps", "mps"}
-_NUMBERS = {"num_cpus", "num_gpus"}
+def _text(_: str, value: str) -> str:
+    return value
+
+
+def _whole(name: str, value: str) -> int:
+    if not value.isdigit():
+        raise ValueError(f"{name}={value} must be a whole number")
+    return int(value)
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{name}={value} must be a number, such as 1.5") from None
+
+
+def _switch(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ValueError(f"{name}={value} must be true or false")
+    return value.lower() == "true"
+
+
+def _folder(_: str, value: str) -> bool | str:
+    return value.lower() == "true" if value.lower() in ("true", "false") else value
+
+
+def _modules(_: str, value: str) -> list[str]:
+    return [part for part in value.split(",") if part]
+
+
+def _resources(name: str, value: str) -> dict[str, float]:
+    return dict(amount(part.strip(), name) for part in value.split(",") if part.strip())
+
+
+SETTINGS: dict[str, Callable[[str, str], Any]] = {
+    "address": _text,
+    "num_cpus": _whole,
+    "num_gpus": _whole,
+    "max_gpus": _number,
+    "resources": _resources,
+    "simulate": _text,
+    "preload": _modules,
+    "ignore_reinit_error": _switch,
+    "start_method": _text,
+    "object_memory": _text,
+    "spill": _folder,
+    "share": _text,
+    "caps": _switch,
+    "mps": _switch,
+}
+"""The arguments of `gpunb.init`, and what makes of the text on a line what each takes."""
 
 
 def _init(rest: list[str]) -> Any:
@@ -240,19 +293,8 @@ def _init(rest: list[str]) -> Any:
         name, equals, value = each.partition("=")
         if not equals:
             raise ValueError(f"{each!r} must be of the form KEY=VALUE")
-        if name in _NUMBERS:
-            if not value.isdigit():
-                raise ValueError(f"{name}={value} must be a whole number")
-            settings[name] = int(value)
-        elif name in _SWITCHES:
-            if value.lower() not in ("true", "false"):
-                raise ValueError(f"{name}={value} must be true or false")
-            settings[name] = value.lower() == "true"
-        elif name == "preload":
-            settings[name] = [part for part in value.split(",") if part]
-        elif name in _TEXTS:
-            settings[name] = value
-        else:
-            known = ", ".join(sorted(_TEXTS | _NUMBERS | _SWITCHES | {"preload"}))
+        if name not in SETTINGS:
+            known = ", ".join(sorted(SETTINGS))
             raise ValueError(f"{name!r} is no setting (known are {known})")
+        settings[name] = SETTINGS[name](name, value)
     return session.init(**settings)

@@ -8,7 +8,7 @@ from typing import Any
 from gpunb.backend import SESSIONS, NewActor, Outcome
 from gpunb.core.resources import Shares
 from gpunb.core.tasks import ActorId, TaskId, WorkerId
-from gpunb.exceptions import ActorDiedError
+from gpunb.exceptions import ActorAlreadyExistsError, ActorDiedError
 from gpunb.refs import value_of
 from gpunb.runtime.jobs import Job, Owner
 from gpunb.runtime.output import Sink
@@ -110,13 +110,13 @@ class Actors:
         """Book a new actor.
 
         Raises:
-            ValueError: its name is taken.
+            ActorAlreadyExistsError: its name is taken.
         """
         new = actor.new
         if new.name is not None:
             taken = self._names.setdefault((new.namespace, new.name), actor)
             if taken is not actor:
-                raise ValueError(
+                raise ActorAlreadyExistsError(
                     f"the name {new.name!r} is taken by the actor {taken.label}: have that one "
                     f"with gpunb.get_actor({new.name!r}) or get_if_exists=True, or end it with "
                     "gpunb.kill"
@@ -207,8 +207,10 @@ class Actors:
         actor = self._actors.get(ident)
         if actor is None:
             return self._ends.get(ident, reason)
-        text = _text_of(actor.failure)
-        return f"{reason}: {text}" if text else reason
+        first, _, rest = _text_of(actor.failure).partition("\n")
+        if reason.rpartition(": ")[2] in first:  # the error says the same
+            return f"{reason}\n{rest}" if rest else reason
+        return f"{reason}: {_text_of(actor.failure)}" if first else reason
 
     def target(self, ident: ActorId) -> Actor | None:
         """The actor that a call is for; None if it is gone.

@@ -251,7 +251,7 @@ class ClientRequests(Requests):
         sink = client.sinks.sink(*about) if about is not None else None
         spec, code, returns, retry, what, held = self._kind(number, kind)
         lasts = what == "cell" and sink is not None and sink.background
-        if lasts and sink is not None:
+        if sink is not None:
             sink.log = Log()
         try:
             made = self._own(pickle.loads(new)) if new is not None else None

@@ -277,13 +277,18 @@ class _Visitor:
 
 
 def end_of(session: backend.Backend) -> Callable[[], None]:
-    """Shuts a session down as `gpunb.shutdown` does, if it is still this process's."""
+    """Shuts a session down as `gpunb.shutdown` does, if it is still this process's, and leaves
+    word of it for what comes next here."""
 
     def end() -> None:
         with backend.lock():  # until it is over, so that no other begins meanwhile
             session.shutdown()
             if backend.existing() is session:
                 backend.install(None)
+                backend.WORD.append(
+                    "the session before was ended by `gpunb release --all`, and what was in it is "
+                    "gone; this one has the defaults: gpunb.init(...) in its place sets others"
+                )
 
     return end
 

@@ -137,16 +137,28 @@ class Driver:
         if job is None or job.attempt != attempt:
             return
         job.waits.append(wait)
-        self.feed(ev.Blocked(task, attempt, *(wait if len(job.waits) == 1 else ((), 0))))
+        self.feed(ev.Blocked(task, attempt, *job.waits_for()))
 
     def waits_no_more(self, task: TaskId, attempt: int, wait: Wait) -> None:
         """What a task waited for is there."""
         job = self.jobs.get(task)
         if job is None or job.attempt != attempt or wait not in job.waits:
             return
+        before = job.waits_for()
         job.waits.remove(wait)
         if not job.waits:
             self.feed(ev.Unblocked(task, attempt))
+        elif job.waits_for() != before:
+            self.feed(ev.Blocked(task, attempt, *job.waits_for()))
+
+    def awaits(self, task: TaskId, attempt: int, wait: Wait) -> None:
+        """What a task needs to go on that only watches."""
+        job = self.jobs.get(task)
+        if job is None or job.attempt != attempt:
+            return
+        job.awaits = wait
+        if job.waits:
+            self.feed(ev.Blocked(task, attempt, *job.waits_for()))
 
     def _released(self, ident: ActorId) -> None:
         """The last handle of an actor is gone."""
@@ -265,12 +277,12 @@ class Driver:
         assert process.worker is not None
         out_of_memory = "SIGKILL" in reason and memory_was_short()
         self.leases.gone(process.worker)
+        if (actor := self.actors.on(process.worker)) is not None:
+            self.timeline.left(actor)
         self.feed(ev.WorkerExited(process.worker, reason, out_of_memory))
         self.sampler.gone(process.worker)
         self.by_worker.pop(process.worker, None)
         self._told.pop(process.worker, None)
-        if (actor := self.actors.on(process.worker)) is not None:
-            self.timeline.left(actor)
         self.actors.moved_out(process.worker)
         self.store.forget(process.worker)
 
@@ -379,7 +391,9 @@ class Driver:
         actor = self.actors.get(ident)
         if actor is None:
             return
-        reason = outcome.reason if isinstance(outcome, tasks.ActorDied) else "it has ended"
+        died = outcome if isinstance(outcome, tasks.ActorDied) else None
+        reason = died.reason if died is not None else "it has ended"
+        self.timeline.over(actor, died.end if died is not None else "failed")
         self.actors.ended(actor, self.actors.why(ident, reason))
         self.jobs.pop(ident, None)
         if actor.constructor is not None:

@@ -22,6 +22,12 @@ def error_of(job: Job, outcome: tasks.Outcome, actors: Actors) -> Exception:
     match outcome:
         case tasks.Cancelled():
             return TaskCancelledError(f"{job.label} was cancelled")
+        case tasks.TimedOut(left=True):
+            return TimeoutError(
+                f"{job.label} ran longer than its timeout of {outcome.seconds:g} s. Its thread "
+                "goes on, because nothing can stop a thread: it can ask "
+                "gpunb.get_runtime_context().is_canceled()"
+            )
         case tasks.TimedOut():
             return TimeoutError(
                 f"{job.label} ran longer than its timeout of {outcome.seconds:g} s and was stopped"

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpunb.core.resources import GPU, UNIT, Shares
+from gpunb.core.reasons import refusal
+from gpunb.core.resources import GPU, UNIT, Demand, Shares
 from gpunb.core.shares import hint
-from gpunb.core.snapshot import VERSION, assigned, available, snapshot, why
+from gpunb.core.snapshot import VERSION, assigned, available, snapshot, unmet, why
 from gpunb.core.tasks import TaskId
 from gpunb.runtime import listening, origin
 from gpunb.runtime.trends import Trends
 
 if TYPE_CHECKING:
+    from gpunb.core.scheduler import Scheduler
     from gpunb.runtime.actors import Actor
     from gpunb.runtime.driver import Driver
     from gpunb.runtime.jobs import Job, Past
-
-FINISHED = 50
-"""Finished jobs in a snapshot, the last ones first."""
 
 _USAGE = ("memory_used", "memory_total", "utilization", "temperature")
 _MEMORY = ("now", "peak")
 _OTHER = ("pid", "user", "notebook", "job", "share", "memory", "since", "kind")
 _CLIENT = ("pid", "user", "notebook", "kernel")
+
+
+def _refusal(scheduler: Scheduler, demand: Demand) -> str | None:
+    return refusal(demand, scheduler.machine)
+
+
+_OF_SCHEDULER: Mapping[str, Callable[..., Any]] = {
+    "assigned": assigned,
+    "refusal": _refusal,
+    "why": why,
+}
+"""What the scheduler alone knows."""
 
 
 class Facts:
@@ -45,8 +56,8 @@ class Facts:
         if what == "available":
             self._driver.leases.look()
             return available(self._driver.scheduler)
-        if what == "assigned":
-            return assigned(self._driver.scheduler, *arguments)
+        if what in _OF_SCHEDULER:
+            return _OF_SCHEDULER[what](self._driver.scheduler, *arguments)
         if what == "status":
             return self._status()
         if what == "timeline":
@@ -60,17 +71,18 @@ class Facts:
             if actor is None:
                 return None
             return {**actor.facts(), "devices": self.devices(actor.held)}
+        if what == "unmet":
+            return unmet(self._driver.scheduler)
         if what == "log":
             (ident,) = arguments
-            job = self._driver.jobs.get(ident) or self._driver.past.get(ident)
+            job = self._driver.jobs.get(ident) or self._driver.timeline.of(ident)
             return job.log if job is not None else None
         if what == "memory":
             return self._driver.sampler.table(None, *arguments)
-        if what == "why":
-            return why(self._driver.scheduler, *arguments)
         if what == "notes":
             source = self._driver.source
-            return [*self.notes, *(source.notes if source is not None else ())]
+            found = [*self.notes, *(source.notes if source is not None else ())]
+            return list(dict.fromkeys(found))
         raise ValueError(f"nobody knows {what!r}")
 
     def job(self, ident: TaskId) -> dict[str, Any] | None:
@@ -78,7 +90,7 @@ class Facts:
         job = self._driver.jobs.get(ident)
         if job is not None:
             return {**job.facts(), "devices": self.devices(job.held)}
-        past = self._driver.past.get(ident)
+        past = self._driver.timeline.of(ident)
         if past is None:
             return None
         held = self.devices(past.held)
@@ -108,8 +120,7 @@ class Facts:
         facts["session"] = dict(self.session)
         for job in itertools.chain(facts["running"], facts["waiting"]):
             self._complete(job)
-        recent = itertools.islice(reversed(driver.past.values()), FINISHED)
-        facts["finished"] = [self.past(each) for each in recent]
+        facts["finished"] = [self.past(each) for each in reversed(driver.timeline.finished)]
         facts["objects"] = driver.store.facts()
         facts["object_memory"] = driver.store.memory.facts()
         for each in facts["actors"]:
@@ -144,7 +155,7 @@ class Facts:
             "devices": self.devices(past.held),
             "waited": round(past.waited, 3),
             "ended": round(self._driver.timeline.unix(past.ended), 3),
-            "gpu_seconds": round(self.gpu_seconds(past), 3),
+            "gpu_seconds": 0.0 if past.actor is not None else round(self.gpu_seconds(past), 3),
             "memory": {"now": None, "peak": past.peak, "share": self._share(past.held)},
             "has_log": past.log is not None,
         }
@@ -208,6 +219,8 @@ class Facts:
 
     def _warnings(self) -> list[str]:
         desk, found = self._driver.desk, list(self._driver.sampler.warnings())
+        if self._driver.source is not None:
+            found += self._driver.source.notes
         if desk is not None and desk.problem is not None:
             found.append(desk.problem)
         if (problem := self._driver.leases.problem) is not None:

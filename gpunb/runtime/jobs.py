@@ -20,6 +20,10 @@ HISTORY = 10_000
 Wait: TypeAlias = tuple[tuple[TaskId, ...], int]
 """The tasks whose end is waited for, and of how many of them; none if it is something else."""
 
+UNSURE: Wait = ((), 0)
+WATCH: Wait = ((), -1)
+"""Of who is to be told of an object, and may do other things as well."""
+
 
 class Owner(Protocol):
     """A kernel that is attached to this process, whose tasks run here.
@@ -46,6 +50,7 @@ class Job:
         waited: seconds until its first attempt.
         held: the shares of devices that its worker has.
         waits: what it waits for at this moment.
+        awaits: what it needs to go on that only watches, as far as it is known.
     """
 
     id: TaskId
@@ -65,6 +70,12 @@ class Job:
     stdout: Pipe | None = None
     stderr: Pipe | None = None
     waits: list[Wait] = field(default_factory=list)
+    awaits: Wait = UNSURE
+
+    def waits_for(self) -> Wait:
+        """What it waits for altogether, with all its threads."""
+        waits = [each for each in self.waits if each != WATCH] or [self.awaits]
+        return waits[0] if len(waits) == 1 else UNSURE
 
     @property
     def streams(self) -> bool:

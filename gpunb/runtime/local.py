@@ -71,7 +71,7 @@ class Local:
         if policy is None:
             policy = Policy(max_workers=min(Policy().max_workers, descriptors // 8))
         # Where devices do not tell what a process has, the workers do.
-        reports = shares.PERIOD if shares.hidden(machine.devices) else 0.0
+        reports = shares.PERIOD if shares.told(machine.devices, share) else 0.0
         setups = Setups(
             machine,
             functools.partial(pin_environment, vendors=tuple(vendors)),

@@ -15,7 +15,7 @@ from gpunb.core import events as ev
 from gpunb.core.tasks import TaskId
 from gpunb.exceptions import GetTimeoutError, OutOfMemoryError
 from gpunb.objects import Segment
-from gpunb.runtime.jobs import Job, Owner
+from gpunb.runtime.jobs import UNSURE, WATCH, Job, Owner, Wait
 from gpunb.runtime.store import Entry
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
@@ -49,6 +49,8 @@ class Requests:
                 self._wait(process, request, *request.arguments)
             case "watch":
                 self._wait(process, request, request.arguments, 1, None, watch=True)
+            case "awaits":
+                self._awaits(request, request.arguments)
             case "take":
                 self._take(process, request, *request.arguments)
             case "find_actor":
@@ -232,6 +234,13 @@ class Requests:
 
         self._when(process, request, objects, count, timeout, finish, finish, watch=watch)
 
+    def _awaits(self, request: msg.Request, objects: Sequence[ObjectId]) -> None:
+        store = self._driver.store
+        missing = [obj for obj in objects if store.get(obj) is None]
+        sure = len(missing) == len(objects) > 0
+        wait = _condition(missing, 1) if sure else UNSURE
+        self._driver.awaits(request.task, request.attempt, wait)
+
     def _when(  # noqa: PLR0917 - one caller a kind of waiting, both just above
         self,
         process: Process,
@@ -246,7 +255,7 @@ class Requests:
         watch: bool = False,
     ) -> None:
         """Finish when enough is there, or be late; meanwhile the task's CPUs are lent. One who
-        only watches may do other things as well, so that it is in no deadlock."""
+        only watches may do other things as well, unless it says what it awaits."""
         driver = self._driver
         entries = {obj: driver.store.entry(obj) for obj in objects}
         there = [each for each in entries.values() if each.outcome is not None]
@@ -282,7 +291,9 @@ class Requests:
                 end(finish)
 
         missing = [obj for obj, entry in entries.items() if entry.outcome is None]
-        wait = ((), 0) if watch or timeout is not None else _condition(missing, count - len(there))
+        wait = WATCH if watch else UNSURE
+        if not watch and timeout is None:
+            wait = _condition(missing, count - len(there))
         driver.waits(request.task, request.attempt, wait)
         for entry in entries.values():
             if entry.outcome is None:
@@ -293,10 +304,10 @@ class Requests:
             driver.loop.at(time.monotonic() + timeout, lambda: end(late))
 
 
-def _condition(missing: Sequence[ObjectId], count: int) -> tuple[tuple[TaskId, ...], int]:
+def _condition(missing: Sequence[ObjectId], count: int) -> Wait:
     """Of which tasks, and of how many of them, the end is waited for; none if it is not sure."""
     if not all(task for task, _ in missing):
-        return (), 0
+        return UNSURE
     tasks = tuple(dict.fromkeys(task for task, _ in missing))
     if count >= len(missing):
         return tasks, len(tasks)

@@ -42,15 +42,20 @@ class Results:
         that it cannot fill the memory while others are moved out of it."""
         driver, worker = self._driver, process.worker
         job = driver.jobs.get(message.task)
-        if job is None or worker is None:
+        if worker is None:
             return
         report = _REPORTS[message.report]
+        if job is None:  # what was left to itself is over, and its result not wanted
+            driver.feed(ev.Finished(message.task, message.attempt, worker, report))
+            return
         failed = isinstance(report, tasks.Raised)
         try:
             outcomes = [Outcome(each, failed) for each in payloads(message.results, segments)]
         except ValueError as error:  # the system gave no descriptor for it
             lost = ObjectLostError(f"the result of {job.label} did not arrive: {error}")
             report, outcomes = tasks.Raised(), [Outcome(serialize.dumps(lost), failed=True)]
+        if isinstance(report, tasks.Exited) and outcomes:
+            report, outcomes = tasks.Exited(serialize.loads(outcomes[0].payload)), []
         if not job.streams and (failed or not any(each.payload.segment for each in outcomes)):
             self._report(job, message, worker, report, outcomes)
             return
@@ -138,9 +143,15 @@ class Results:
             driver.actors.over(outcome.actor)
         error = error_of(job, outcome, driver.actors)
         own = isinstance(error, GpunbError)
-        payload = serialize.dumps(error) if own else serialize.dump_failure(error, task=job.label)
+        payload = (
+            serialize.dumps(error)
+            if own
+            else serialize.dump_failure(error, task=job.label, process=job.pid)
+        )
         failure = Outcome(payload, failed=True)
-        cancelled = isinstance(outcome, tasks.Cancelled)
+        killed = isinstance(outcome, tasks.ActorDied) and outcome.end == "cancelled"
+        unmade = job.call.kind == "create" and killed
+        cancelled = unmade or isinstance(outcome, tasks.Cancelled)
         self.settle(job, failure, "cancelled" if cancelled else "failed")
 
     def settle(self, job: Job, outcomes: Outcome | Sequence[Outcome], state: str) -> None:

@@ -106,8 +106,6 @@ class Setups:
         """The setup as a plain tuple. `base` is the environment as the worker knows it."""
         environment = dict(self._changed(base, now.environment))
         devices = [self._devices[key] for key, _ in allocation.shares]
-        if devices or now.environment.get(EXPOSE) != "1":
-            environment.update(self._pin(devices))
         if not any(name in now.environment for name in threads.VARIABLES):
             count = str(self._threads(allocation))
             environment.update((name, count) for name in threads.VARIABLES)
@@ -117,6 +115,8 @@ class Setups:
             if self._sharing is not None:
                 environment.update(self._sharing(devices[0], units))
         environment.update(extra)
+        if devices or now.environment.get(EXPOSE) != "1":
+            environment.update(self._pin(devices))  # the last: no variable of a task unpins it
         ids = self.ids(allocation)
         reports = self._reports if devices else 0.0
         held = tuple(

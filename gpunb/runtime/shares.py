@@ -49,6 +49,14 @@ def hidden(devices: Iterable[Device]) -> bool:
     return any(not each.logical for each in devices) and sampler.hidden()
 
 
+def told(devices: Iterable[Device], policy: str) -> bool:
+    """Whether workers have to tell what they have while they run: where nothing else does, and a
+    task on a simulated device is to be stopped."""
+    devices = list(devices)
+    stops = policy == "kill" and any(each.logical and each.memory for each in devices)
+    return stops or hidden(devices)
+
+
 class Shares:
     """Knows what workers have of their devices; on the loop's thread, but for what says
     otherwise. Costs nothing while no task has a device."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpunb.runtime.jobs import HISTORY, Job, Past
 
 if TYPE_CHECKING:
+    from gpunb.core.tasks import ActorId, TaskId
     from gpunb.runtime.actors import Actor
     from gpunb.runtime.driver import Driver
+
+FINISHED = 50
+"""Finished jobs in a snapshot, the last ones first."""
 
 
 class Timeline:
@@ -18,7 +23,7 @@ class Timeline:
 
     GPU-seconds are the share of devices times the seconds that a job, or an actor, had it. The
     calls of an actor and the cells of a session use what that one holds, so that in the totals
-    only its own life counts.
+    only its own life counts. Its constructor is a job of its own only if it has failed.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -28,8 +33,13 @@ class Timeline:
         self._gpu_seconds = 0.0
         self._waited = 0.0
         self._peak: int | None = None
+        self.finished: deque[Past] = deque(maxlen=FINISHED)
+        """What is over, the last ones at the end."""
         self.ended = 0
-        """Jobs that are over."""
+        """How many have been there."""
+        self._made: dict[ActorId, Past] = {}
+        self._lived: dict[ActorId, Past] = {}
+        self._over: dict[ActorId, Past] = {}
 
     def unix(self, moment: float) -> float:
         """A time of `time.monotonic` in seconds since 1970."""
@@ -37,22 +47,46 @@ class Timeline:
 
     def settled(self, past: Past) -> None:
         """A job is over."""
-        self.ended += 1
         self._waited += past.waited
         if _counts(past):
             self._gpu_seconds += self._driver.facts.gpu_seconds(past)
-        self._saw(past.peak)
+        self._peak = _most(self._peak, past.peak)
+        if past.kind == "create" and past.state == "done":
+            self._made[past.id] = past
+        else:
+            self._add(past)
 
     def left(self, actor: Actor) -> None:
-        """The process of an actor is gone."""
-        life = self._life(actor, "done")
+        """The process of an actor is gone: by itself, unless `over` says something else."""
+        life = self._life(actor, "failed")
         self._lives.append(life)
         self._gpu_seconds += self._driver.facts.gpu_seconds(life)
-        self._saw(life.peak)
+        self._peak = _most(self._peak, life.peak)
+        if (before := self._lived.get(actor.id)) is not None:
+            peak = _most(before.peak, life.peak)
+            life = replace(life, seconds=before.seconds + life.seconds, peak=peak)
+        self._lived[actor.id] = life
 
-    def _saw(self, peak: int | None) -> None:
-        if peak is not None:
-            self._peak = max(peak, self._peak or 0)
+    def over(self, actor: Actor, state: str) -> None:
+        """An actor is over for good, and has ended this way."""
+        made, lived = self._made.pop(actor.id, None), self._lived.pop(actor.id, None)
+        if lived is None:
+            return
+        if actor.process is not None:
+            self._lives[-1] = replace(self._lives[-1], state=state)
+        if made is not None:
+            past = self._over[actor.id] = replace(lived, state=state, waited=made.waited)
+            self._add(past)
+            if len(self._over) > HISTORY:
+                del self._over[next(iter(self._over))]
+
+    def of(self, ident: TaskId) -> Past | None:
+        """What is remembered of an actor or a job that is over; None if there is no such."""
+        return self._over.get(ident) or self._driver.past.get(ident)
+
+    def _add(self, past: Past) -> None:
+        self.finished.append(past)
+        self.ended += 1
 
     def totals(self) -> dict[str, Any]:
         """Of the session until now."""
@@ -90,7 +124,7 @@ class Timeline:
         return {
             "id": past.id,
             "name": past.name,
-            "kind": past.kind,
+            "kind": "actor" if past.kind == "session" else past.kind,
             "state": past.state,
             "actor": past.actor,
             "cell": facts["cell"],
@@ -101,20 +135,22 @@ class Timeline:
             "started": None if began is None else round(began, 3),
             "ended": facts["ended"] if over else None,
             "waited": facts["waited"],
-            "gpu_seconds": facts["gpu_seconds"],
+            "gpu_seconds": round(self._driver.facts.gpu_seconds(past), 3),
             "peak": past.peak,
         }
 
     def _life(self, actor: Actor, state: str) -> Past:
-        now = time.monotonic()
+        now, about = time.monotonic(), actor.facts()
+        named = actor.new.name is not None and not about["session"]
         return Past(
             actor.id,
-            actor.new.name or actor.class_name,
+            f"{actor.class_name} {actor.new.name}" if named else actor.class_name,
             state,
             now - actor.since,
             actor.gpus,
-            actor.process.pid if actor.process is not None else None,
-            kind="actor",
+            about["pid"],
+            getattr(actor.sink, "log", None),
+            kind="session" if about["session"] else "actor",
             place=actor.place,
             client=actor.owner.about if actor.owner is not None else None,
             held=actor.held,
@@ -161,4 +197,9 @@ def past_of(job: Job, state: str | None, peak: int | None = None) -> Past:
 
 def _counts(past: Past) -> bool:
     """Whether what it held was its own."""
-    return past.actor is None and past.kind in ("call", "cell", "actor")
+    return past.actor is None and past.kind != "create"
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    """The larger one, as far as they are known."""
+    return max((each for each in (one, other) if each is not None), default=None)

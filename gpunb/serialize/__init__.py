@@ -10,6 +10,7 @@ from gpunb.serialize.functions import (
     still_current,
 )
 from gpunb.serialize.modules import lazy_module
+from gpunb.serialize.sources import with_sources
 from gpunb.serialize.values import (
     INLINE_LIMIT,
     Payload,
@@ -39,4 +40,5 @@ __all__ = [
     "staying",
     "still_current",
     "to_wires",
+    "with_sources",
 ]

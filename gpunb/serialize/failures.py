@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from gpunb.exceptions import GpunbError, TaskError, because, is_heap_type, native_new
+from gpunb.serialize.sources import with_sources
 from gpunb.serialize.values import PROTOCOL, Payload, dumps, loads, pickle_in_pieces
 
 __all__ = ["dump_failure", "load_failure"]
@@ -51,20 +52,23 @@ class _Link(NamedTuple):
     suppress: bool
 
 
-def dump_failure(error: BaseException, *, task: str, skip: int = 0) -> Payload:
+def dump_failure(
+    error: BaseException, *, task: str, skip: int = 0, process: int | None = None
+) -> Payload:
     """Turn what a task raised into a payload for `load_failure`. Raises nothing.
 
     Args:
         error: the exception, with its traceback.
         task: the task in words, such as ``train (#7)``.
         skip: how many frames, from the outermost on, are not the user's.
+        process: the pid of where it ended; this process if it is not said.
     """
     text = _clipped(_attempt(lambda: _traceback_text(error, skip), f"{_type_name(error)}\n"))
     references: list[Any] = []
     root = error.cause if _is_ours(error) else error
     none: list[_Link] = []
     links = _attempt(lambda: _links(root, references), none)
-    head = (task, os.getpid(), text)
+    head = (task, process or os.getpid(), text)
     try:
         payload = dumps((*head, tuple(map(tuple, links))), what=f"error of {task}")
         payload.references = tuple(references)
@@ -80,6 +84,7 @@ def load_failure(payload: Payload, *, namespace: dict[str, Any] | None = None) -
     errors = [_loaded(link, namespace) for link in links]
     for error, link in zip(errors, links, strict=True):
         _chain(error, link, errors)
+    text = with_sources(text)
     return TaskError.of(errors[0] if errors else None, task=task, traceback=text, process=process)
 
 

@@ -69,7 +69,10 @@ class Rebuilder(pickle.Unpickler):
         try:
             return super().load()
         finally:
-            self._own.clear()  # methods of this object, which knows all that it has made
+            # Methods of this object, which knows all that it has made, are there and in what it
+            # has noted of the stream.
+            self._own.clear()
+            self.memo = {}
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Return what a name in the stream stands for."""

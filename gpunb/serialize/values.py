@@ -8,7 +8,9 @@ memory segment, the buffers of arrays straight from where they lie. Arrays arriv
 from __future__ import annotations
 
 import functools
+import io
 import pickle
+import sys
 import threading
 from collections.abc import Hashable, Iterable, Sequence
 from types import NoneType
@@ -275,6 +277,23 @@ class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(self, protocol=PROTOCOL, buffer_callback=callback)
 
 
+def _of_file(file: io.TextIOWrapper) -> Any:
+    """As cloudpickle, which makes a text in memory of a file; but not to or from a cell, where
+    it would take the file's place. Standard streams are those of where they arrive."""
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    if getattr(_collector, "way", "task") in ("cell", "home"):
+        raise pickle.PicklingError(f"cannot pickle {type(file).__name__} objects: it is open here")
+    return _as_cloudpickle_does(file)
+
+
+_as_cloudpickle_does = cloudpickle.Pickler.dispatch_table[io.TextIOWrapper]
+StreamPickler.dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(
+    {io.TextIOWrapper: _of_file}
+)
+
+
 def _take(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> None:
     """Keep a buffer out of the stream. One that is not contiguous fails there as well."""
     buffers.append(buffer.raw())
@@ -314,6 +333,8 @@ def _pickle(
     way: Way = "task",
 ) -> tuple[list[bytes | memoryview], tuple[Any, ...]]:
     """Like `pickle_in_pieces`, but the error says what is wrong, and where."""
+    outer = getattr(_collector, "way", "task")
+    _collector.way = way
     try:
         return pickle_in_pieces(value, buffers)
     except (GpunbError, MemoryError):
@@ -322,6 +343,8 @@ def _pickle(
         from gpunb.serialize.explain import explain
 
         raise TypeError(explain(value, what, names=names, error=error, way=way)) from error
+    finally:
+        _collector.way = outer
 
 
 def _packed(

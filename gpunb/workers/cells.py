@@ -21,7 +21,7 @@ from IPython.core.interactiveshell import ExecutionResult
 
 from gpunb import backend, serialize
 from gpunb.serialize import Payload
-from gpunb.workers import comms, stdin
+from gpunb.workers import comms, figures, stdin
 from gpunb.workers.attributes import Attributes
 from gpunb.workers.changes import Fingerprints
 from gpunb.workers.ending import ending_of
@@ -44,12 +44,14 @@ class Cell:
         modules: names to bind to modules, by module name.
         binds: names that it may bind; None if that cannot be told from its text.
         deletes: names of the notebook that it may delete, but does not read.
+        imports: modules within packages that its own import statements name.
         outputs: names to bring home, and no others; None for all.
         sources: of the cells whose functions come along: (number, text) by file name.
         flags: of the compiler, for what was imported from ``__future__``.
         filters: of warnings, as the notebook has set them.
         colors: how tracebacks are coloured, as the kernel's shell has it.
         xmode: how long they are.
+        figures: what the notebook has set for its figures, as `figures.settings` says.
         interactivity: the kernel's ``ast_node_interactivity``.
         shell: module and name of the class of the notebook's shell.
         local: names of the function that asked for this expression, whose values are in one dict
@@ -71,12 +73,14 @@ class Cell:
     modules: Mapping[str, str] = field(default_factory=dict)
     binds: frozenset[str] | None = None
     deletes: frozenset[str] = frozenset()
+    imports: frozenset[str] = frozenset()
     outputs: tuple[str, ...] | None = None
     sources: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     flags: int = 0
     filters: Sequence[Any] = ()
     colors: str = "neutral"
     xmode: str = "Context"
+    figures: Mapping[str, Any] = field(default_factory=dict)
     interactivity: str = "last_expr"
     known: frozenset[str] = frozenset()
     local: tuple[str, ...] = ()
@@ -197,6 +201,7 @@ def _dress(shell: Shell, cell: Cell) -> None:
         shell.InteractiveTB.set_mode(mode=cell.xmode)
     except Exception:  # a theme that only the kernel knows
         pass
+    figures.apply(shell, cell.figures)
     # The kernel says which matplotlib backend a notebook's figures need; IPython's own flushes
     # them at the end of a cell.
     if os.environ.get("MPLBACKEND", "").endswith("backend_inline") and "matplotlib" in sys.modules:

@@ -32,6 +32,7 @@ class Ending:
 
     Attributes:
         modules: names bound to modules, by module name.
+        imported: modules within packages that its import statements have loaded.
         same: names bound to objects that it was given and left as they were, by those names. Their
             values travel as well, as far as they can, if another kernel may bring the cell home.
         deleted: names that it was given and that are gone.
@@ -46,6 +47,7 @@ class Ending:
     """
 
     modules: dict[str, str] = field(default_factory=dict)
+    imported: tuple[str, ...] = ()
     same: dict[str, str] = field(default_factory=dict)
     deleted: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -123,6 +125,7 @@ def ending_of(
     ) -> Payload:
         ending = Ending(
             modules=modules,
+            imported=_imported(cell),
             same=same,
             deleted=deleted,
             changed=tuple(changed),
@@ -137,7 +140,7 @@ def ending_of(
         nonlocal moved
         moved = serialize.moving()
         with moved or nullcontext():
-            return serialize.dumps((ending, values), what="names of the cell")
+            return serialize.dumps((ending, values), what="names of the cell", way="home")
 
     def told(payload: Payload) -> Payload:
         if LAST in values and names.get("_") is Hook.value:  # home has it
@@ -160,6 +163,16 @@ def ending_of(
         lines = (f"TypeError: {error}",)
     _tell(error, lines)
     return told(packed(error, lines, kept))
+
+
+def _imported(cell: Cell) -> tuple[str, ...]:
+    """What of its modules has to be in the packages that it binds at home."""
+    outputs = cell.outputs
+    return tuple(
+        module
+        for module in sorted(cell.imports & sys.modules.keys())
+        if outputs is None or module.partition(".")[0] in outputs
+    )
 
 
 def _failure(error: BaseException, label: str) -> Payload:

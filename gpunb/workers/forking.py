@@ -167,7 +167,7 @@ class ForkSource:
     ) -> None:
         self.preloaded = {name: each for name, each in problems.items() if name in self._asked}
         for name, problem in problems.items():
-            if problem and not problem.startswith("ModuleNotFoundError"):
+            if problem:
                 self.notes.append(f"preload: {name} could not be imported: {problem}")
         if unsafe:
             self.notes.append(f"preload: not used, workers import for themselves: {unsafe}")

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gpunb import backend
+from gpunb.awaiting import ROOT
 from gpunb.objects import Segment
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
@@ -123,6 +124,7 @@ class EventLoop:
     async def _run(self, work: msg.Execute, segments: list[Segment]) -> None:
         runner, attempt = self._runner, (work.task, work.attempt)
         results: list[Payload] = []
+        ROOT.set(asyncio.current_task())
         with runner.remote.within(runner.context(work, lambda: attempt in self._stopped)):
             try:
                 report, results = "ok", await self._call(work, segments)

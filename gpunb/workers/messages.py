@@ -132,7 +132,7 @@ class Ready(NamedTuple):
 class Done(NamedTuple):
     """An attempt is over. `report` is one of ``"ok"``, ``"raised"``, ``"retry"``,
     ``"interrupted"`` and, for an actor that wants to end, ``"exit"``; the results, or one failure,
-    are in `results`."""
+    or how it ends in words, are in `results`."""
 
     task: int
     attempt: int

@@ -207,6 +207,12 @@ class Remote:
         if self.beside is None:
             self._listen()
 
+    def awaits(self, task: int, attempt: int, objects: tuple[ObjectId, ...]) -> None:
+        """One of these has to come before the task goes on, which has asked to be notified of
+        them; it is not sure if there are none. There is no answer."""
+        if os.getpid() == self._pid:
+            self.send(msg.Request(0, task, attempt, "awaits", objects))
+
     def take(self, obj: ObjectId) -> bool:
         answer, _ = self._request("take", (obj,))
         return bool(answer)

@@ -205,7 +205,7 @@ class Runner:
     def failure(self, work: msg.Execute, error: BaseException) -> tuple[str, list[Payload]]:
         """The report of an attempt that raised."""
         if self.host is not None and isinstance(error, (ExitActor, SystemExit)):
-            return "exit", []
+            return "exit", [serialize.dumps(text) for text in _exits(work, error)]
         if self._gpu_ids:
             usage.explain(error)
         with serialize.moving() or nullcontext():
@@ -330,6 +330,15 @@ def _frames_of_ours(error: BaseException) -> int:
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HERE):
         count, frame = count + 1, frame.tb_next
     return count
+
+
+def _exits(work: msg.Execute, error: BaseException) -> list[str]:
+    """How a call has ended its actor, if not by `exit_actor`."""
+    if not isinstance(error, SystemExit):
+        return []
+    who = f"its method {work.function}" if work.kind == "method" else "its constructor"
+    code = "" if error.code is None else f"{error.code!r:.500}"
+    return [f"{who} called sys.exit({code})"]
 
 
 def _label(work: msg.Execute) -> str:

@@ -118,6 +118,7 @@ class Shell(InteractiveShell):
                 break
             frames = frames.tb_next
         error = sys.exc_info()[1]
+        _leave_us_out(error)
         usage.explain(error)
         if error is not None and holds_group(error):
             self._showtraceback(type(error), error, _plain_lines(error))
@@ -146,6 +147,21 @@ class Shell(InteractiveShell):
 def _is_ours(code: types.CodeType) -> bool:
     ours = Interrupts.signalled.__code__, Shell.debugger.__code__
     return code in ours or code.co_filename == stdin.__file__
+
+
+def _leave_us_out(error: BaseException | None) -> None:
+    """Take the frames of gpunb out of an error's traceback, and of those that led to it: what a
+    user sees ends at the line that called."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        frame = error.__traceback__
+        while frame is not None and (inner := frame.tb_next) is not None:
+            if str(inner.tb_frame.f_globals.get("__name__")).startswith("gpunb."):
+                frame.tb_next = inner.tb_next
+            else:
+                frame = inner
+        error = error.__cause__ or error.__context__
 
 
 def holds_group(error: BaseException | None) -> bool:

@@ -65,6 +65,14 @@ export function sentence(ending: Ending): string {
   return `#${id} ${name} ${how} after ${duration(seconds)} (${file})`;
 }
 
+/** How it is to be told: what was cancelled is neither a failure nor a success. */
+export function toneOf(ending: Ending): 'error' | 'info' | 'success' {
+  if (ending.what === 'session' || ending.job.state === 'failed') {
+    return 'error';
+  }
+  return ending.job.state === 'done' ? 'success' : 'info';
+}
+
 /** Such as "12 s" or "1:05:00". */
 export function duration(seconds: number): string {
   if (seconds < 10) {

@@ -3,7 +3,7 @@
 import { Notification } from '@jupyterlab/apputils';
 
 import type { Connection } from './connection';
-import { endings, sentence } from './endings';
+import { endings, sentence, toneOf } from './endings';
 import type { State } from './state';
 import type { Job } from './types';
 
@@ -30,15 +30,15 @@ export class Toasts {
       each => each.what === 'session' || this.wanted === 'all' || each.job.state === 'failed'
     );
     for (const each of told.slice(0, MOST)) {
-      const bad = each.what === 'session' || each.job.state === 'failed';
+      const tone = toneOf(each);
       const job = each.what === 'job' ? { ...each.job, session: each.session } : null;
       const show = () => {
         if (job) {
           this.goTo(job).catch((error: Error) => Notification.error(error.message));
         }
       };
-      Notification.emit(sentence(each), bad ? 'error' : 'success', {
-        autoClose: bad ? 15000 : 6000,
+      Notification.emit(sentence(each), tone, {
+        autoClose: tone === 'error' ? 15000 : 6000,
         ...(job?.cell_id ? { actions: [{ label: 'Go to cell', callback: show }] } : {})
       });
     }

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { jobsByCell } from '../lib/badges.js';
-import { endings, duration, sentence } from '../lib/endings.js';
+import { endings, duration, sentence, toneOf } from '../lib/endings.js';
 import { join, keyOf, partsOf } from '../lib/join.js';
 import { NOTHING, after } from '../lib/state.js';
 import { lackOf, problemOf, statusText } from '../lib/summary.js';
@@ -164,6 +164,12 @@ test('a session that leaves work behind is told', () => {
 test('an ending in words', () => {
   const ended = { what: 'job', job: job(7, { name: 'train', state: 'failed', seconds: 63 }), session: { pid: 5 } };
   assert.equal(sentence(ended), '#7 train has failed after 1:03 (process 5)');
+});
+
+test('what was cancelled is told as neither a success nor a failure', () => {
+  const tone = state => toneOf({ what: 'job', job: job(7, { state }), session: { pid: 5 } });
+  assert.deepEqual(['done', 'failed', 'cancelled'].map(tone), ['success', 'error', 'info']);
+  assert.equal(toneOf({ what: 'session', session: { pid: 5 }, lost: 1 }), 'error');
 });
 
 test('durations', () => {

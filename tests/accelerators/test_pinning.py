@@ -3,9 +3,18 @@ from dataclasses import replace
 
 import pytest
 
-from gpunb.accelerators import Accelerator, parse_simulate, pin_environment, register
+from gpunb.accelerators import (
+    Accelerator,
+    parse_simulate,
+    pin_environment,
+    register,
+    registered,
+)
 from gpunb.accelerators.simulated import logical
-from gpunb.core.resources import Device
+from gpunb.core.options import PINNING
+from gpunb.core.resources import UNIT, Allocation, Device, Machine
+from gpunb.runtime.setup import Setups
+from gpunb.workers.messages import Setup
 
 CUDA_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
@@ -50,6 +59,26 @@ def amd_plugin(plugins):
 def test_the_ids_ascend_in_the_variable(devices, value, vendors, expose_on_zero):
     environment = pin_environment(devices, vendors, expose_on_zero=expose_on_zero)
     assert environment == {"CUDA_VISIBLE_DEVICES": value, **CUDA_ORDER}
+
+
+def test_no_task_can_set_a_variable_that_pins():
+    """The core cannot ask the plug-ins, so it has the names of those that come with gpunb."""
+    pinning = {"ROCR_VISIBLE_DEVICES"}  # within which HIP counts
+    for plugin in registered():
+        if not plugin.__module__.startswith("gpunb."):
+            continue
+        for ids in ([], [0], [0, 1]):
+            pinning.update(plugin().environment(ids))
+    assert pinning - {"JAX_PLATFORMS"} == PINNING
+
+
+def test_a_task_cannot_set_the_variable_of_a_plug_in_that_nobody_knew():
+    machine = Machine((logical(0),), UNIT)
+    setups = Setups(machine, lambda devices: {"MY_CARDS": ",".join(str(d.id) for d in devices)})
+    extra = (("MY_CARDS", "7"), ("OTHER", "7"))
+    held = Allocation(shares=(("logical:0", UNIT),))
+    setup = Setup(*setups.of(held, extra, {}, setups.now()))
+    assert {name: setup.environment[name] for name, _ in extra} == {"MY_CARDS": "0", "OTHER": "7"}
 
 
 def test_without_devices_none_is_seen():

@@ -46,7 +46,7 @@ def kinds(text):
         ("GeForce-RTX-5090:32GiB", [("GeForce-RTX-5090", 32 * GIB)]),
         ("xavier", [("xavier", None)]),
         ("A100:1.5GiB", [("A100", 3 * GIB // 2)]),
-        ("A100:1000", [("A100", 1000)]),
+        ("A100:2000000", [("A100", 2_000_000)]),
     ],
 )
 def test_devices_from_a_text(text, expected):
@@ -87,6 +87,10 @@ def test_simulated_devices_are_numbered_through():
         ("A100:-1GiB", "'A100:-1GiB'"),
         ("A100:40GiB:2", "'A100:40GiB:2'"),
         ("V100,3*A100", "'3*A100'"),
+        ("V100,A100x2", "'A100x2' should begin with '2xA100'"),
+        ("T4X16:16GiB", "'T4X16:16GiB' should begin with '16xT4'"),
+        ("2xA100:40", "'2xA100:40' has 40 bytes of memory: write a unit, as in '40GiB'"),
+        ("A100: 1024", "'A100: 1024' has 1024 bytes of memory"),
     ],
 )
 def test_a_wrong_text_is_named_with_the_rule_and_an_example(text, part):
@@ -95,6 +99,16 @@ def test_a_wrong_text_is_named_with_the_rule_and_an_example(text, part):
     message = str(caught.value)
     assert message.startswith(f"simulate={text!r}: {part}")
     assert "'2xA100:40GiB,1xV100:16GiB'" in message
+
+
+def test_types_that_end_in_numbers_and_sizes_in_bytes():
+    assert [each.type for each in parse_simulate("GTX1080,RTX4000,MI300X")] == [
+        "GTX1080",
+        "RTX4000",
+        "MI300X",
+    ]
+    assert parse_simulate("A100:1048576")[0].memory == 2**20
+    assert parse_simulate("A100:4KiB")[0].memory == 2**12
 
 
 @pytest.mark.parametrize("value", [None, 4, ["A100"]])

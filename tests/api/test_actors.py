@@ -549,7 +549,7 @@ def test_exit_actor(four, gate, kind):
         def leave(self, how):
             if how == "exit_actor":
                 gpunb.actor.exit_actor()
-            sys.exit(3)
+            sys.exit("no data")
 
         def hold(self, gate):
             gate.enter("held")
@@ -579,13 +579,42 @@ def test_exit_actor(four, gate, kind):
             refs.append(actor.hold.remote(gate))
         else:
             refs.insert(0, actor.hold.remote(gate))
+        said = "it called exit_actor"
+        if how == "sys.exit":
+            said = r"is gone: its method leave called sys\.exit\('no data'\)"
         for ref in refs:
-            with pytest.raises(ActorDiedError, match="exit_actor"):
+            with pytest.raises(ActorDiedError, match=said):
                 get(ref)
         cls.options(name="leaves").remote()  # the name is free at once
-        with pytest.raises(ActorDiedError, match="exit_actor"):
+        with pytest.raises(ActorDiedError, match=said):
             get(actor.pid.remote())
         gone(pid)
+
+
+def test_why_an_actor_is_not_there_is_said_once(four):
+    @gpunb.remote
+    class Fails:
+        def __init__(self):
+            sys.exit("no data")
+
+        def pid(self):
+            return os.getpid()
+
+    failed = Fails.remote()
+    holder = Counter.options(num_gpus=1).remote()
+    get(holder.read.remote())
+    waits = Fails.options(num_gpus=4).remote()
+    call = waits.pid.remote()
+    gpunb.kill(waits)
+    for ref, said in (
+        (failed.pid.remote(), "its constructor called sys.exit('no data')"),
+        (call, "it was killed"),
+        (waits.pid.remote(), "it was killed"),
+    ):
+        with pytest.raises(ActorDiedError) as caught:
+            get(ref)
+        assert str(caught.value).count(said) == 1
+        assert str(caught.value).endswith(f"is gone: {said}")
 
 
 def test_exit_actor_elsewhere(four):

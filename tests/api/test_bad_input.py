@@ -105,6 +105,14 @@ def submit(*args, **options):
     return lambda: gpunb.remote(nothing).options(**options).remote(*args)
 
 
+class Idle:
+    pass
+
+
+def actor():
+    return gpunb.remote(Idle).remote()
+
+
 def _exits():
     sys.exit(4)
 
@@ -176,9 +184,29 @@ BAD = [
     (remote(runtime_env={"env_vars": {"A": 1}}), TypeError, "must hold texts"),
     (remote(runtime_env={"env_vars": {"A=B": "1"}}), ValueError, "A=B"),
     (remote(runtime_env={"env_vars": {"A": "1\0"}}), ValueError, "no environment can hold"),
+    (
+        remote(num_gpus=1, runtime_env={"env_vars": {"CUDA_VISIBLE_DEVICES": "3"}}),
+        ValueError,
+        "'CUDA_VISIBLE_DEVICES': '3', which no task can choose.*by num_gpus",
+    ),
     (remote(num_gpu=1), ValueError, "unknown option 'num_gpu'; did you mean 'num_gpus'"),
     (remote(colour="red"), ValueError, "unknown option 'colour' .known are num_cpus"),
+    (remote(max_call=1), ValueError, "did you mean 'max_calls'.*, max_retries,.*max_restarts"),
+    (remote(max_retries=1, max_restarts=1), ValueError, "one of classes: nothing can have both"),
     (lambda: gpunb.remote(nothing).options(max_call=1), ValueError, "did you mean 'max_calls'"),
+    (remote(accelerator_type=[]), ValueError, "accelerator_type=.. must not be empty: leave it"),
+    # what is waited for, and what is ended
+    (lambda: gpunb.get(gpunb.put(1), timeout="x"), TypeError, "timeout='x' must be a number of"),
+    (lambda: gpunb.get(gpunb.put(1), timeout=math.nan), ValueError, "timeout=nan must be a"),
+    (lambda: gpunb.put(1).result("y"), TypeError, "timeout='y' must be a number of seconds, or"),
+    (lambda: gpunb.wait([gpunb.put(1)], timeout="z"), TypeError, "timeout='z' must be a number"),
+    (lambda: gpunb.as_completed([], timeout=[]), TypeError, r"timeout=\[\] must be a number"),
+    (lambda: gpunb.wait([gpunb.put(1)], num_returns="1"), TypeError, "num_returns must.*not '1'"),
+    (lambda: gpunb.wait([gpunb.put(1)], num_returns=True), TypeError, "num_returns must.*not True"),
+    (lambda: gpunb.cancel(gpunb.put(1), force="x"), TypeError, "force must be True or False, not"),
+    (lambda: gpunb.kill(actor(), no_restart="x"), TypeError, "no_restart must be True or False"),
+    (lambda: setattr(actor(), "rate", 1), AttributeError, "'rate' cannot be set.*class Idle"),
+    (lambda: gpunb.method(nothing), TypeError, r"options by name, as in @gpunb.method\(num_ret"),
     # what is decorated, and how it is called
     (gpunb.remote, TypeError, "needs a function or options"),
     (lambda: gpunb.remote(1), TypeError, "takes a function or a class, not 1"),
@@ -487,9 +515,5 @@ def test_use_after_the_end(started):
 
 
 def test_cancel_of_an_actor_says_what_to_use(two):
-    @gpunb.remote
-    class Idle:
-        pass
-
     with pytest.raises(TypeError, match=r"gpunb\.kill"):
-        gpunb.cancel(Idle.remote())
+        gpunb.cancel(actor())

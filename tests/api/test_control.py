@@ -360,8 +360,49 @@ def test_timeouts_of_tasks_and_methods(two, gate):
         with pytest.raises(TimeoutError, match=r"timeout of 0\.2 s") as caught:
             get(ref)
         assert not isinstance(caught.value, GetTimeoutError)
+        assert f"failed in process {os.getpid()}" not in str(caught.value)
     assert get(actor.quick.options(timeout=PATIENCE).remote()) == "quick"
     assert get(other.quick.remote()) == "quick"
+
+
+def test_a_call_in_a_thread_that_runs_out_of_time(two, gate):
+    """Whoever waits for it is told; the thread goes on, and can see that nobody wants it."""
+
+    @gpunb.remote(max_concurrency=2)
+    class Threads:
+        def slow(self, gate):
+            gate.enter("slow")
+            gate.note(gpunb.get_runtime_context().is_canceled())
+            return "late"
+
+        def yields(self, gate):
+            yield 1
+            gate.enter("yields")
+            yield 2
+
+        def pid(self):
+            return os.getpid()
+
+    actor = Threads.remote()
+    pid = get(actor.pid.remote())
+    ref = actor.slow.options(timeout=0.2).remote(gate)
+    takes = on_gpu.remote(ref)
+    process = rf"failed in process {pid}\b"
+    for each in (ref, takes):
+        with pytest.raises(
+            TimeoutError, match=rf"{process}(?s:.*)its timeout of 0\.2 s. Its thread"
+        ):
+            get(each)
+    assert get(actor.pid.remote()) == pid  # there is one more thread
+    stream = actor.yields.options(num_returns="streaming", timeout=0.2).remote(gate)
+    assert get(next(stream)) == 1
+    with pytest.raises(TimeoutError, match=process):
+        get(list(stream))
+    gate.open()
+    gate.await_("True")
+    assert get([actor.pid.remote() for _ in range(4)]) == [pid] * 4
+    with pytest.raises(TimeoutError):
+        get(ref)
 
 
 # ------------------------------------------------------------------------------------------- wait
@@ -601,6 +642,71 @@ def _waits(ref):
     return gpunb.get(ref)
 
 
+def _takes_as_completed(ref):
+    return [gpunb.get(each) for each in gpunb.as_completed([gpunb.put(0), ref])]
+
+
+def _has_a_future(ref):
+    return ref.future().result()
+
+
+def _has_an_error(ref):
+    raise ref.future().exception()
+
+
+async def _wait_for(ref):
+    return await ref
+
+
+async def _gather(ref):
+    import asyncio
+
+    return await asyncio.gather(ref, asyncio.create_task(_wait_for(ref)), on_gpu.remote())
+
+
+async def _group(ref):
+    import asyncio
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_wait_for(ref))
+            group.create_task(_wait_for(on_gpu.remote()))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _wait_for_first(ref):
+    import asyncio
+
+    done, _ = await asyncio.wait([asyncio.create_task(_wait_for(ref))])
+    return [each.result() for each in done]
+
+
+async def _loop_over(ref):
+    return [await each async for each in gpunb.as_completed([gpunb.put(0), ref])]
+
+
+def _runs(coroutine):
+    def wait(ref):
+        import asyncio
+
+        return asyncio.run(coroutine(ref))
+
+    return wait
+
+
+_WAITS = {
+    "as_completed": _takes_as_completed,
+    "future": _has_a_future,
+    "exception of a future": _has_an_error,
+    "await": _runs(_wait_for),
+    "gather": _runs(_gather),
+    "group": _runs(_group),
+    "asyncio.wait": _runs(_wait_for_first),
+    "async as_completed": _runs(_loop_over),
+}
+
+
 @both
 @pytest.mark.parametrize("wait", [_gets, _waits])
 def test_a_parent_that_holds_what_its_child_needs(two, wait):
@@ -611,6 +717,110 @@ def test_a_parent_that_holds_what_its_child_needs(two, wait):
     with pytest.raises(DeadlockError, match=r"on_gpu \(#\d+\) can never run") as caught:
         get(outer.remote())
     assert "outer" in str(caught.value)
+
+
+@pytest.mark.parametrize("wait", _WAITS.values(), ids=_WAITS)
+def test_every_way_of_waiting_for_ever_is_found(two, wait):
+    @gpunb.remote(num_gpus=2)
+    def outer():
+        return wait(on_gpu.remote())
+
+    with pytest.raises(DeadlockError, match=r"on_gpu \(#\d+\) can never run"):
+        get(outer.remote())
+
+
+@gpunb.remote(num_gpus=1)
+class Several:
+    """An async actor: what one of its calls waits for says nothing of the others."""
+
+    def __init__(self, gate=None):
+        self.gate, self.helper = gate, None
+
+    async def ask(self, share):
+        return await on_gpu.options(num_gpus=share).remote()
+
+    async def ask_all(self):
+        import asyncio
+
+        return await asyncio.gather(*(on_gpu.options(num_gpus=2).remote() for _ in range(2)))
+
+    async def tick(self):
+        await self.gate.enter_async("tick")
+
+    async def hold(self):
+        self.helper = Pinned.remote()
+        return await self.helper.here.remote()
+
+    async def release(self):
+        await self.gate.enter_async("release")
+        self.helper = None
+
+    async def impatient(self):
+        import asyncio
+
+        try:
+            async with asyncio.timeout(1):
+                await on_gpu.options(num_gpus=2).remote()
+        except TimeoutError:
+            return "too late"
+
+
+@gpunb.remote(num_gpus=1)
+class Pinned:
+    def here(self):
+        return gpunb.get_gpu_ids()
+
+
+@pytest.mark.parametrize("ask", ["ask", "ask_all"])
+def test_a_coroutine_of_an_actor_that_waits_for_ever(two, gate, ask):
+    """Another one goes on meanwhile, but cannot give back what the actor has."""
+    several = Several.remote(gate)
+    tick = several.tick.remote()
+    gate.await_("tick")
+    call = several.ask.remote(2) if ask == "ask" else several.ask_all.remote()
+    with pytest.raises(DeadlockError, match=r"on_gpu \(#\d+\) can never run"):
+        get(call)
+    gate.open()
+    assert get(tick) is None
+
+
+def test_no_false_alarm_while_another_coroutine_can_release(two, gate):
+    several = Several.remote(gate)
+    get(several.hold.remote())
+    release = several.release.remote()
+    gate.await_("release")
+    call = several.ask.remote(1)
+    assert gpunb.wait([call], timeout=0.8) == ([], [call])
+    gate.open()
+    get(release)
+    assert len(get(call)) == 1
+
+
+def test_no_false_alarm_when_an_await_has_a_timeout(two):
+    assert get(Several.remote().impatient.remote()) == "too late"
+
+
+def test_no_false_alarm_when_a_coroutine_may_do_something_else(two):
+    """It is waited for the first of two, one of which needs what the task holds."""
+
+    async def first(child):
+        import asyncio
+
+        waits = asyncio.ensure_future(_wait_for(child))
+        sleeps = asyncio.create_task(asyncio.sleep(0.8, "awake"))
+        done, _ = await asyncio.wait([waits, sleeps], return_when="FIRST_COMPLETED")
+        return [each.result() for each in done]
+
+    @gpunb.remote(num_gpus=2)
+    def outer():
+        import asyncio
+
+        child = on_gpu.remote()
+        return asyncio.run(first(child)), [child]
+
+    result, (child,) = get(outer.remote())
+    assert result == ["awake"]
+    assert get(child) == [0]
 
 
 def test_a_deadlock_can_be_caught(two):
@@ -636,7 +846,7 @@ def test_a_deadlock_through_actors(two):
 
     holds = Holds.remote()
     for ref in (holds.ask.remote(), holds.make.remote()):
-        with pytest.raises((DeadlockError, ActorDiedError), match="can never run"):
+        with pytest.raises((DeadlockError, ActorDiedError), match=r"can never run|not be made: it"):
             get(ref)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import os
 import threading
 
@@ -76,6 +77,20 @@ def test_a_crash_fails_alone(executor):
     with pytest.raises(WorkerCrashedError):
         future.result(PATIENCE)
     assert executor.submit(add, 1).result(PATIENCE) == 2
+
+
+@pytest.mark.parametrize(("options", "times"), [({}, 1), ({"max_retries": 2}, 3)])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_call_that_crashes_is_made_once_unless_more_is_said(tmp_path, options, times, kept):
+    def crash():
+        with (tmp_path / "made").open("a") as file:
+            file.write("once\n")
+        os._exit(3)
+
+    with gpunb.Executor(num_gpus=1, max_calls=kept, **options) as executor:
+        future = executor.submit(crash)
+    assert isinstance(future.exception(), WorkerCrashedError)
+    assert (tmp_path / "made").read_text() == "once\n" * times
 
 
 def test_map(executor):
@@ -225,11 +240,29 @@ def test_bad_options(settings, error, says):
         gpunb.Executor(**settings)
 
 
+class Calls:
+    def __call__(self):
+        return 1
+
+
+def running():
+    return [job["name"] for job in gpunb.status()["running"]]
+
+
+def waiting():
+    return [job["name"] for job in gpunb.status()["waiting"]]
+
+
 def test_the_names_of_what_runs(tmp_path):
     gate = Gate(tmp_path)
-    with gpunb.Executor(num_gpus=0.5) as executor:
+    with gpunb.Executor(num_gpus=1) as executor:
         executor.submit(through, gate)
-        eventually(lambda: [job["name"] for job in gpunb.status()["running"]] == ["through"])
+        eventually(lambda: running() == ["through"])
+        executor.submit(functools.partial(through, gate))
+        eventually(lambda: running() == ["through"] * 2)
+        executor.map(through, [gate] * 2, chunksize=2)
+        executor.submit(Calls())
+        eventually(lambda: waiting() == ["through", "Calls"])
         gate.open()
 
 

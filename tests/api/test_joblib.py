@@ -14,6 +14,7 @@ from joblib import Parallel, delayed, parallel_config
 
 import gpunb
 import gpunb.joblib
+from gpunb.exceptions import WorkerCrashedError
 from tests import sessions
 from tests.waiting import Gate, eventually
 
@@ -58,6 +59,17 @@ def test_on_shares_of_devices():
     assert os.getpid() not in {pid for _, pid in found}
     assert len({pid for _, pid in found}) <= 8
     sessions.assert_idle()
+
+
+def test_a_batch_is_shown_as_joblibs_and_is_not_run_again(tmp_path):
+    def crash(x):
+        (tmp_path / "made").open("a").write("once ")
+        os._exit(3)
+
+    crashes = pytest.raises(WorkerCrashedError, match=r"^joblib \(#\d+\): its worker")
+    with parallel_config("gpunb", num_gpus=0.25, n_jobs=2), crashes:
+        Parallel()(delayed(crash)(i) for i in range(1))
+    assert (tmp_path / "made").read_text() == "once "
 
 
 def test_fresh_processes_where_asked_for():

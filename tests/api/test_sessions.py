@@ -135,6 +135,7 @@ def test_simulate_from_the_environment(start, monkeypatch):
         (lambda: gpunb.init(preload="torch"), TypeError, "list of module names"),
         (lambda: gpunb.init(start_method="thread"), ValueError, "start_method"),
         (lambda: gpunb.init(simulate="2xA100:40 parsecs"), ValueError, "simulate|size|40"),
+        (lambda: gpunb.init(3), TypeError, "address must be a text, such as 'auto', not 3"),
         (lambda: gpunb.init("nowhere"), ValueError, "address='nowhere'"),
         (lambda: gpunb.init(gpus=1), TypeError, "gpus"),
     ],
@@ -149,7 +150,7 @@ def test_a_bad_init_starts_nothing(call, error, words):
 def test_bad_numbers_in_the_environment(monkeypatch):
     for text in ("x", "-1", "1.5"):
         monkeypatch.setenv("GPUNB_NUM_GPUS", text)
-        with pytest.raises(ValueError, match="GPUNB_NUM_GPUS"):
+        with pytest.raises(ValueError, match=f"^GPUNB_NUM_GPUS='{text}' must be a whole number"):
             gpunb.init()
 
 

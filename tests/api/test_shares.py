@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from gpunb.exceptions import (
     WorkerCrashedError,
 )
 from gpunb.runtime import leases, sampler, shares
-from tests.sessions import alive
+from tests.sessions import alive, session
 from tests.waiting import PATIENCE, Gate, eventually
 
 GiB = 2**30
@@ -210,6 +211,26 @@ def test_one_may_be_stopped_for_it(begin, folder, gate):
     gate.open()
     assert gpunb.get(modest)
     assert gate.count() <= 2, "it was tried again"
+
+
+def test_on_simulated_devices_too(gate):
+    def greedy():
+        import types
+
+        size = 30 * GiB
+        cuda = types.SimpleNamespace(
+            is_initialized=lambda: True,
+            device_count=lambda: 1,
+            memory_reserved=lambda at: size,
+            max_memory_reserved=lambda at: size,
+        )
+        sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+        gate.enter()
+
+    with session(simulate="1xA100:40GiB", share="kill"):
+        ref = gpunb.remote(num_gpus=0.5)(greedy).remote()
+        with pytest.raises(OutOfMemoryError, match=r"has 30 GiB \(share 0.5\)"):
+            gpunb.get(ref, timeout=PATIENCE)
 
 
 def test_or_nothing_is_said(begin, folder, gate):

@@ -225,6 +225,50 @@ raise ValueError("no")
 """
 
 
+def test_what_waits_and_what_is_over_leads_to_its_cell(
+    visit: Callable[..., Page], gate: Gate, picture: Any, axe: Callable[..., None]
+) -> None:
+    """And says how it ended: a session only when it is over, with all that it had."""
+    session = "%%gpu 0.25 --session s1\nx = 1"
+    holds = waits(gate, "--bg -n one")
+    both = waits(gate, "--bg -n both", "2")
+    page = visit([LOAD, session, FAILS, holds, both, "%gpu stop s1", both])
+    for at in range(5):
+        page.execute(at)
+    sidebar = Sidebar(page)
+    row = sidebar.row("Actors and sessions", "session s1")
+    sidebar.row("Finished", "bad")
+    finished = sidebar.node.locator("section[aria-label=Finished] .gm-row")
+    assert not finished.filter(has_text="session s1").count()
+    _leads(page, row, 1)
+    page.execute(5)
+    row.wait_for(state="detached")
+    row = sidebar.row("Finished", "session s1")
+    assert "GPU 0 (0.25)" in row.inner_text()
+    assert "■" in row.inner_text()
+    _leads(page, row, 1)
+    _leads(page, sidebar.row("Waiting", "both"), 4)
+    _leads(page, sidebar.row("Finished", "bad"), 2)
+    page.execute(6)
+    badge(page, 6, "waits").get_by_role("button").click()
+    cancelled = sidebar.row("Finished", "both")
+    assert "CPU" not in cancelled.inner_text(), "it never ran"
+    _leads(page, cancelled, 6)
+    notice = page.page.locator(".Toastify__toast").filter(has_text="was cancelled")
+    notice.wait_for()
+    assert "Toastify__toast--info" in notice.get_attribute("class").split()
+    axe(page, ".gpunb-panel")
+    picture(page, "lab-over")
+
+
+def _leads(page: Page, row: Any, cell: int) -> None:
+    """The button of a row, pressed with the keyboard, shows that cell."""
+    row.get_by_role("button", name="Go to cell").press("Enter")
+    page.page.wait_for_function(
+        "at => window.jupyterapp.shell.currentWidget.content.activeCellIndex === at", arg=cell
+    )
+
+
 def test_notebook_7(
     visit: Callable[..., Page], gate: Gate, picture: Any, axe: Callable[..., None]
 ) -> None:

@@ -144,6 +144,39 @@ def test_a_question_stays_while_other_buttons_come(draw: Draw) -> None:
     assert texts.index("Kill") < texts.index("Go"), texts
 
 
+def test_each_row_leads_to_its_cell(draw: Draw) -> None:
+    """With the keyboard too; and no button is there that leads nowhere."""
+    facts = snapshot(2, 20)
+    actor = {**facts["running"][0], "class": "session s", "kind": "session", "state": "alive"}
+    facts["actors"] = [{**actor, "id": 700, "name": "s", "running": 0, "waiting": 0}]
+    facts["counts"]["actors"] = 1
+    facts["waiting"][1]["cell_id"] = facts["finished"][1]["cell_id"] = None
+    facts["finished"][0].update(devices=[], pid=None, gpu_seconds=0.0)
+    page = draw(facts)
+    lists = {
+        "Actors and sessions": [700],
+        "Running": [1, 2],
+        "Waiting": [1001, None],
+        "Finished": [2000, None],
+    }
+    asked = []
+    for name, idents in lists.items():
+        rows = page.locator(f"section[aria-label='{name}'] .gm-row")
+        for at, ident in enumerate(idents):
+            button = rows.nth(at).get_by_role("button", name="Go to cell")
+            assert button.count() == (ident is not None)
+            if ident is not None:
+                assert f" #{ident} " in button.get_attribute("aria-label")
+                button.press("Enter")
+                asked.append(ident)
+    assert [what[1]["id"] for what in page.evaluate("window.asked")] == asked
+    assert {what[1]["cell_id"] for what in page.evaluate("window.asked")} == {actor["cell_id"]}
+    finished = page.locator("section[aria-label=Finished] .gm-row .gm-more")
+    assert "CPU" not in finished.first.inner_text(), "it never ran"
+    assert "GPU 1" in finished.nth(1).inner_text()
+    page.get_by_role("button", name="Kill #700 session s", exact=True).wait_for()
+
+
 def test_long_lists_are_counted(draw: Draw) -> None:
     page = draw(snapshot())
     heading = page.locator("section[aria-label=Running] .gm-heading").inner_text()

@@ -87,11 +87,11 @@ def test_a_job_that_has_shown_nothing(notebook: Kernel, capsys: pytest.CaptureFi
 def test_what_cannot_be_shown(notebook: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing is kept of what job #999 has shown" in failure(capsys, "999")
     assert "process 1 has no session of gpunb" in failure(capsys, "1", "--of", "1")
-    assert "no head process 'x' runs; those that do: " in failure(capsys, "1", "--of", "x")
+    assert "no head process 'x' runs: name a kernel by its pid" in failure(capsys, "1", "--of", "x")
     assert "leave out --follow" in failure(capsys, "1", "--follow", "--json")
     with pytest.raises(SystemExit, match="2"):
         cli.main(["logs", "train"])
-    assert "invalid" in capsys.readouterr().err
+    assert "'train' is no number of a job, such as 7" in capsys.readouterr().err
     pid = notebook.value("__import__('os').getpid()")
     with pytest.raises(GpunbError, match="position=-1 must be a whole number, 0 or more"):
         kernels.ask(pid, {"do": "logs", "job": 1, "position": -1})

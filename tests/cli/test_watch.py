@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import pytest
 import gpunb
 from benchmarks.pictures import GIB, picture
 from gpunb.cli.lanes import joined, lane, lines
+from gpunb.cli.machine import gather
 from gpunb.cli.watch import Sessions, watch
 from tests.waiting import PATIENCE, Gate, eventually
 
@@ -92,6 +95,56 @@ def test_it_follows_the_sessions(folder: Path, start: Callable[..., Any]) -> Non
         finally:
             process.terminate()
             reader.join(PATIENCE)
+
+
+def test_for_programs_each_change_is_a_line(folder: Path, start: Callable[..., Any]) -> None:
+    command = [sys.executable, "-m", "gpunb", "status", "--watch", "--json"]
+    with subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, text=True) as process:
+        said: list[dict[str, Any]] = []
+
+        def read() -> None:
+            said.extend(json.loads(line) for line in process.stdout or ())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+
+        def runs(facts: dict[str, Any]) -> bool:
+            return any(each.get("pid") == os.getpid() for each in facts["kernels"])
+
+        try:
+            eventually(lambda: said and not runs(said[-1]))
+            assert said[-1].keys() == gather().keys()
+            start(simulate="1xA100:40GiB")
+            eventually(lambda: runs(said[-1]))
+            gpunb.shutdown()
+            eventually(lambda: not runs(said[-1]))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.terminate()
+            reader.join(PATIENCE)
+
+
+def test_what_has_not_changed_is_not_said_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = {"pid": 1, "running": [{"id": 7, "seconds": 1.0}]}
+    later = {"pid": 1, "running": [{"id": 7, "seconds": 2.0}]}
+    other = {"pid": 1, "running": []}
+    looks = iter([[kernel], [later], [other], [other], [kernel]])
+
+    def look() -> dict[str, Any]:
+        try:
+            return {"devices": [], "kernels": next(looks), "notes": []}
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("gpunb.cli.watch.gather", look)
+    monkeypatch.setattr("gpunb.cli.watch.Sessions.look", lambda _: None)
+    monkeypatch.setattr("gpunb.cli.watch.LOOK", 0)
+    assert watch(as_json=True) == 0
+    said = [json.loads(line)["kernels"] for line in capsys.readouterr().out.splitlines()]
+    assert said == [[kernel], [other], [kernel]]
 
 
 def test_a_session_that_ends_is_forgotten(folder: Path, start: Callable[..., Any]) -> None:

@@ -537,7 +537,65 @@ def test_a_call_that_takes_too_long(core: MakeWorld, restarts: int) -> None:
         world.finish(actor)
         assert world.running() == [after]
     else:
-        assert world.settled[after] == ActorDied(actor, "killed by signal 9")
+        why = "because #2 (c2) did not stop within 5 s of its timeout of 10 s"
+        assert world.settled[after] == ActorDied(actor, f"gpunb ended its process, {why}")
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_what_others_of_it_are_told_then(core: MakeWorld, restarts: int) -> None:
+    """They run in the process that is ended."""
+    world = core(stop_grace=5)
+    actor = world.ready_actor(max_restarts=restarts, max_concurrency=2)
+    call, other = world.call(actor, timeout=0.5), world.call(actor)
+    assert ev.Kill(1) in world.advance(6)
+    world.exit(1, "killed by signal 9")
+    assert world.settled[call] == TimedOut(0.5)
+    why = "because #2 (c2) did not stop within 5 s of its timeout of 0.5 s"
+    end = ActorUnavailable if restarts else ActorDied
+    assert world.settled[other] == end(actor, f"gpunb ended its process, {why}")
+
+
+def test_a_call_in_a_thread_is_left_when_its_time_is_over(core: MakeWorld) -> None:
+    world = core(stop_grace=5)
+    actor = world.ready_actor(max_concurrency=2, threads=True)
+    call, other = world.call(actor, timeout=10, retries=5), world.call(actor)
+    after = world.call(actor)
+    takes = world.submit(needs=[call])
+    assert acts(world.advance(10)) == [
+        ev.Interrupt(1, call, 1),
+        ev.Settle(call, TimedOut(10, left=True)),
+        ev.Settle(takes, UpstreamFailed(call)),
+    ]
+    assert acts(world.advance(1000)) == []
+    assert world.waits(after), "its thread is still taken"
+    # What is handed in now finds it over.
+    assert world.submit(needs=[call]) in world.runs
+    assert acts(world.finish(call)) == [ev.Run(after, 1, 1, Allocation(), new=False, last=False)]
+    assert other in world.runs
+
+
+@pytest.mark.parametrize("how", ["raises", "crashes", "exits", "waits", "was cancelled"])
+def test_a_call_that_was_left_ends_in_any_way(core: MakeWorld, how: str) -> None:
+    world = core(gpus=1, stop_grace=5)
+    actor = world.ready_actor(ask(gpus=1), max_concurrency=2, threads=True)
+    call, other = world.call(actor, timeout=10, retries=5), world.call(actor)
+    if how == "waits":
+        world.block(call, world.fresh(ask(gpus=1)))
+    if how == "was cancelled":
+        world.cancel(call)
+    world.advance(10)
+    left = Cancelled() if how == "was cancelled" else TimedOut(10, left=True)
+    assert world.settled[call] == left
+    if how == "crashes":
+        world.crash(call)
+        assert world.settled[other] == ActorDied(actor, "killed by signal 11")
+        return
+    world.finish(call, Exited("it has had enough") if how == "exits" else Raised(retry=True))
+    assert world.settled[call] == left
+    assert other in world.runs
+    if how == "exits":
+        world.exit(1)
+        assert world.settled[other] == world.ended[actor] == ActorDied(actor, "it has had enough")
 
 
 @pytest.mark.parametrize("report", [Interrupted(), Raised(), Raised(retry=True)])

@@ -311,6 +311,25 @@ def test_a_call_may_wait_for_another_if_several_run_at_once(core: MakeWorld) -> 
     assert deadlocked(world) == [innermost]
 
 
+def test_others_of_its_actor_go_on(core: MakeWorld) -> None:
+    """What the actor holds stays held as long as one of its calls waits; what they may let go of
+    does not."""
+    world = core(gpus=2)
+    actor, other = world.ready_actor(ask(gpus=1), max_concurrency=9), world.ready_actor(ask(gpus=1))
+    world.call(actor)
+    call = world.call(actor)
+    fits, never = world.fresh(ask(gpus=1), parent=call), world.fresh(ask(gpus=2), parent=call)
+    world.block(call, fits, never, count=1)
+    world.advance(1)
+    assert deadlocked(world) == []
+    world.block(call, never)
+    world.advance(1)
+    assert deadlocked(world) == [never]
+    world.release(other)
+    world.exit(2)
+    assert fits in world.runs
+
+
 def test_two_actors_call_one_another(core: MakeWorld) -> None:
     world = core()
     first, second = world.ready_actor(), world.ready_actor()

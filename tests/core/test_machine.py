@@ -155,6 +155,7 @@ class Scheduling(RuleBasedStateMachine):
         at=any_index,
         restarts=st.sampled_from([0, 0, 1, -1]),
         concurrency=st.sampled_from([1, 1, 2, 3]),
+        threads=st.booleans(),
         timeout=st.sampled_from([None, None, 4.0]),
         need=maybe_index,
         parent=maybe_index,
@@ -165,6 +166,7 @@ class Scheduling(RuleBasedStateMachine):
         at: int,
         restarts: int,
         concurrency: int,
+        threads: bool,
         timeout: float | None,
         need: int | None,
         parent: int | None,
@@ -176,6 +178,7 @@ class Scheduling(RuleBasedStateMachine):
             timeout=timeout,
             max_restarts=restarts,
             max_concurrency=concurrency,
+            threads=threads and concurrency > 1,
         )
         self.actors.append(actor)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from gpunb.core.options import ActorOptions, Options
+from gpunb.core.options import ActorOptions, Options, check_either
 from gpunb.core.resources import UNIT, Demand
 
 GiB = 1024**3
@@ -57,6 +59,41 @@ def test_what_is_wrong(kind, written, error, says) -> None:
     with pytest.raises(error) as raised:
         kind().updated(written)
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({"max_retry": 1}, "did you mean 'max_retries'?"),
+        ({"num_return": 1}, "did you mean 'num_returns'?"),
+        ({"max_restart": 1}, "did you mean 'max_restarts'?"),
+        ({"foo": 1}, "unknown option 'foo' (known are "),
+        ({"max_calls": 1, "lifetime": None}, "option of functions and 'lifetime' one of classes"),
+        ({"max_calls": -1}, "max_calls=-1"),
+        ({"max_restarts": -2}, "max_restarts=-2"),
+        ({"num_gpus": 1.5}, "num_gpus=1.5"),
+    ],
+)
+def test_what_is_wrong_for_functions_and_classes(written, says) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)) as raised:
+        check_either(written)
+    if "unknown" in str(raised.value):
+        assert "max_calls" in str(raised.value)
+        assert "max_restarts" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "written", [{"max_retries": 0}, {"max_restarts": 1}, {"num_gpus": 1, "timeout": 5}]
+)
+def test_what_is_right_for_functions_or_classes(written) -> None:
+    check_either(written)
+
+
+@pytest.mark.parametrize("kind", [Options, ActorOptions])
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ZE_AFFINITY_MASK"])
+def test_no_variable_of_a_task_says_which_devices_it_sees(kind, name) -> None:
+    with pytest.raises(ValueError, match=f"{name}.*no task can choose"):
+        kind().updated({"runtime_env": {"env_vars": {"OTHER": "1", name: "0"}}})
 
 
 def test_it_says_what_it_asks_for() -> None:

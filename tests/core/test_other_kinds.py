@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpunb.core.placement import Capacity
 from gpunb.core.reasons import refusal, why_waiting
@@ -102,7 +104,86 @@ def test_a_type_of_such_a_device() -> None:
     assert places(Capacity(made), ask(resources={"TPU": 1}, types=("v4",))) == [["TPU-0"]]
     reason = refusal(ask(resources={"TPU": 1}, types=("TPU-V5P",)), made)
     assert reason is not None
-    assert "no device is of type TPU-V5P: there are 2 x TPU-V4" in reason
+    assert "no TPU device is of type TPU-V5P: there are 2 x TPU-V4" in reason
+
+
+V4 = [replace(each, type="TPU-V4") for each in family("TPU", 2, whole=True, counts=(1, 2))]
+V5 = replace(family("TPU", 3, whole=True)[2], type="TPU-V5P", counts=(1, 2, 3))
+TYPED = Machine((*V4, V5, *family("NPU", 1), gpu(0, "A100", 40), gpu(1, "V100", 16)))
+
+
+@pytest.mark.parametrize(
+    ("demand", "says"),
+    [
+        (ask(resources={"TPU": 2}, types=("A100",)), "no TPU device is of type A100: there are 2"),
+        (ask(resources={"NPU": 1}, types=("TPU-V4",)), "no NPU device is of type TPU-V4: there"),
+        (ask(resources={"TPU": 1}, types=("TPU-V6",)), "Did you mean 'TPU-V4' or 'TPU-V5P'?"),
+        (ask(resources={"TPU": 2}, types=("v5p",)), "2 TPU, and too few are of the type: there"),
+        (ask(resources={"TPU": 3}), "asks for 3 TPU, and only 1 can be used so many at a time"),
+    ],
+)
+def test_the_type_is_that_of_the_devices_asked_for(demand: Demand, says: str) -> None:
+    reason = refusal(demand, TYPED)
+    assert reason is not None
+    assert says in reason
+    assert Capacity(TYPED).place(demand) is None
+
+
+TYPES = ["A100", "V100", "TPU-V4", "TPU-V5P"]
+SIZES = [None, 16 * GiB, 40 * GiB]
+DEVICES = st.tuples(
+    st.sampled_from(["GPU", "GPU", "TPU", "NPU"]),
+    st.sampled_from([None, *TYPES]),
+    st.sampled_from(SIZES),
+    st.booleans(),
+    st.sampled_from([(), (1,), (1, 2), (2, 3)]),
+)
+SHARES = st.sampled_from([UNIT // 2, UNIT - 1, UNIT, 2 * UNIT, 3 * UNIT])
+PARTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "gpus": SHARES,
+        "gpu_memory": st.sampled_from([1, 16 * GiB, 17 * GiB, 41 * GiB]),
+        "min_memory": st.sampled_from([1, 17 * GiB, 41 * GiB]),
+        "cpus": st.sampled_from([UNIT, 2 * UNIT]),
+    },
+)
+
+
+@settings(max_examples=400, derandomize=True, database=None, deadline=None)
+@given(
+    st.lists(DEVICES, max_size=6),
+    st.sampled_from([None, UNIT // 2, 2 * UNIT]),
+    PARTS,
+    st.dictionaries(st.sampled_from(["TPU", "NPU", "port"]), SHARES, max_size=2),
+    st.lists(st.sampled_from(TYPES), max_size=2),
+)
+def test_what_is_not_refused_fits_on_an_empty_machine(
+    devices: list[tuple[str, str | None, int | None, bool, tuple[int, ...]]],
+    most: int | None,
+    parts: dict[str, int],
+    resources: dict[str, int],
+    types: list[str],
+) -> None:
+    """Else it would wait for ever; and what is refused could not run."""
+    made = Machine(
+        tuple(
+            Device(f"d{at}", at, f"device {at}", kind, memory, resource=of, whole=whole, counts=few)
+            for at, (of, kind, memory, whole, few) in enumerate(devices)
+        ),
+        UNIT,
+        (("port", UNIT),),
+        most,
+    )
+    if "gpus" in parts:
+        parts.pop("gpu_memory", None)
+    demand = Demand(**parts, resources=tuple(sorted(resources.items())), types=tuple(types))
+    capacity = Capacity(made)
+    fits = capacity.place(demand) is not None
+    if refusal(demand, made) is None:
+        assert fits
+    elif demand.wants_device or capacity.fit(demand).parts or not types:
+        assert not fits
 
 
 def test_beside_gpus_a_type_is_theirs() -> None:

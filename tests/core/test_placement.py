@@ -235,6 +235,20 @@ def test_refusals(demand: Demand, says: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "there", "says"),
+    [
+        (1, 0, "1 CPU and there are none"),
+        (1.5, 1, "1.5 CPUs and there is 1"),
+        (3, 2, "3 CPUs and there are 2"),
+    ],
+)
+def test_numbers_of_cpus_in_a_refusal(asked: float, there: int, says: str) -> None:
+    text = refusal(ask(cpus=asked), machine(0, cpus=there))
+    assert text is not None
+    assert text.endswith(f"it asks for {says}")
+
+
+@pytest.mark.parametrize(
     ("demand", "says"),
     [
         (

@@ -27,6 +27,7 @@ def later(seconds, value=None):
 
 @pytest.fixture
 def notebook(cell: Kernel) -> Kernel:
+    cell.stdin = True  # a user sits there, who sees what comes late
     cell.ok(DEFINE)
     return cell
 
@@ -57,6 +58,58 @@ def test_an_output_keeps_an_actor_for_one_cell(notebook: Kernel) -> None:
     assert f"only Out[{shown.count}] referred to it" in old.evalue
 
 
+WHOLE = """
+@gpunb.remote(num_gpus=2)
+class Whole:
+    def ids(self):
+        return gpunb.get_gpu_ids()
+    def fail(self):
+        raise KeyError("on purpose")
+def alone():  # an error keeps the variables of the frames that it went through
+    own = Whole.remote()
+    gpunb.get(own.fail.remote())
+class Circle:
+    def __init__(self):
+        self.me, self.actor = self, Whole.remote()
+ready = gpunb.get
+"""
+
+
+AGAIN = "w = Whole.remote()\ngpunb.get(w.ids.remote(), timeout=20)"
+LATER = "%%gpu 2\ngpunb.get_gpu_ids()"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Whole.remote()", AGAIN),
+        ("Whole.remote()", LATER),
+        ("w = Whole.remote()\nready(w.ids.remote())\nw", AGAIN),
+        ("alone()", AGAIN),
+        ("alone()", LATER),
+        ("round = Circle()\nready(round.actor.ids.remote())\nround = None", AGAIN),
+    ],
+    ids=["output", "output-cell", "also-an-output", "error", "error-cell", "circle"],
+)
+def test_nobody_waits_for_what_cannot_be_used(notebook: Kernel, before: str, after: str) -> None:
+    notebook.ok(WHOLE)
+    notebook.ok("import gc; gc.collect(); gc.disable()")
+    notebook(before)
+    assert notebook.ok(after).value == "[0, 1]"
+    notebook.ok("w = None; gc.enable()")
+    assert_free(notebook)
+
+
+def test_a_name_is_free_that_only_an_output_kept(notebook: Kernel) -> None:
+    notebook.ok("Model.options(name='shown').remote()")
+    again = "m = Model.options(name='shown').remote(); gpunb.get(m.ids.remote())"
+    assert notebook.ok(again).value in ("[0]", "[1]")
+    taken = notebook("Model.options(name='shown').remote()")
+    assert (taken.ename, "'shown' is taken" in taken.evalue) == ("ActorAlreadyExistsError", True)
+    notebook.ok("del m")
+    assert_free(notebook)
+
+
 def test_outputs_do_not_keep_what_a_name_kept(notebook: Kernel) -> None:
     notebook.ok("m = Model.remote()")
     notebook.ok("m")
@@ -75,7 +128,7 @@ def test_a_cell_run_again_replaces_its_named_actor(notebook: Kernel) -> None:
         notebook.ok(code)
         assert notebook.value("gpunb.get_actor('only') == named")
     other = notebook("other = Model.options(name='only').remote()")
-    assert other.ename == "ValueError"
+    assert other.ename == "ActorAlreadyExistsError"
     assert "taken" in other.evalue
     notebook.ok("del named, another")
     assert_free(notebook)
@@ -140,3 +193,22 @@ def test_stop_ends_the_wait_and_not_the_task(notebook: Kernel, wait: str) -> Non
         assert waiting.ename in ("KeyboardInterrupt", "CancelledError")
         assert notebook.ok("gpunb.get(ref)").value == "7"
     assert min(took) < 0.8  # of which the most is this client's
+
+
+def test_errors_of_functions_name_the_cells_of_their_lines(notebook: Kernel) -> None:
+    helper = notebook.ok("def invert(x):\n    return 1 / x")
+    made = notebook.ok("@gpunb.remote(num_gpus=0.5)\ndef bad(x):\n    return invert(x)")
+    failed = notebook("gpunb.get(bad.remote(0))")
+    lines = [
+        f"  Cell In[{made.count}], line 3, in bad",
+        "    return invert(x)",
+        f"  Cell In[{helper.count}], line 2, in invert",
+        "    return 1 / x",
+        "ZeroDivisionError: division by zero",
+    ]
+    assert "\n".join(lines) in failed.evalue
+    within = notebook("%%gpu 0.5\ngpunb.get(bad.remote(0))")
+    assert "----> 2 gpunb.get(bad.remote(0))" in within.traceback
+    assert "\n".join(lines) in within.traceback
+    assert "site-packages" not in within.traceback
+    assert "gpunb/" not in within.traceback

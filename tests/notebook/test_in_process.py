@@ -15,8 +15,12 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 import gpunb
-from gpunb import backend
-from gpunb.notebook import running
+from gpunb import backend, serialize
+from gpunb.backend import Outcome
+from gpunb.core.options import Options
+from gpunb.exceptions import OutOfMemoryError
+from gpunb.notebook import cells, running
+from gpunb.notebook.shipping import Shipment
 from tests.sessions import assert_idle, session
 from tests.waiting import eventually
 
@@ -159,7 +163,8 @@ def test_a_cell_that_waits_is_stopped_from_outside(shell: Any) -> None:
     result, text = run(shell, f"%%gpu\n{ENDLESS}")
     thread.join()
     assert isinstance(result.error_in_exec, KeyboardInterrupt)
-    assert "was stopped" in text
+    assert "was taken out of the queue before it ran" in text
+    assert "its worker" not in text
     gpunb.cancel(holder, force=True)
 
 
@@ -185,3 +190,20 @@ def test_a_stop_is_no_timeout(shell: Any) -> None:
     assert isinstance(result.error_in_exec, KeyboardInterrupt)
     result, _ = run(shell, f"%%gpu --timeout 0.1\n{ENDLESS}")
     assert isinstance(result.error_in_exec, TimeoutError)
+
+
+def test_the_end_of_a_cell_for_want_of_memory_says_that_its_share_is_free(shell: Any) -> None:
+    """With the system's signal for it, as the runtime reports it."""
+    error = OutOfMemoryError("its worker was killed by SIGKILL\nThe machine was short of memory.")
+    outcome = Outcome(serialize.dumps(error), failed=True)
+    request = cells.Request("pass", "", Options())
+    for line, share in (("0.5", "; its share of GPU 0 is free again"), ("0", "")):
+        run(shell, f"%%gpu {line} --name ran\npass")
+        ended = gpunb.status()["finished"]
+        ran = next(job["id"] for job in ended if job["name"] == "ran"), 0
+        handed = cells.HandedIn(shell, request, backend.current(), ran, "x", 1, Shipment({}))
+        home, raised = cells.conclude(handed, outcome)
+        assert home is None
+        assert type(raised) is OutOfMemoryError
+        first, last = "its worker was killed by SIGKILL", "The machine was short of memory."
+        assert cells.lines_of(raised) == [f"OutOfMemoryError: {first}{share}\n{last}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpunb.notebook.unattended import Late
 from tests.notebook.kernels import Kernel, kernel, leaving_nothing
 from tests.sessions import ROOT, alive
 from tests.waiting import eventually
@@ -53,6 +55,7 @@ def status(cell: Kernel) -> dict[str, Any]:
         ("--cpus -1", "num_cpus"),
         ("--name 'open", "No closing quotation"),
         ("--env nothing", "--env 'nothing' must be of the form NAME=VALUE"),
+        ("--env CUDA_VISIBLE_DEVICES=2", "'CUDA_VISIBLE_DEVICES': '2', which no task can choose"),
         ("--in a-b", "'a-b' is not a name"),
         ("--in nowhere", "not bound in the notebook: nowhere"),
         ("--out 1x", "'1x' is not a name"),
@@ -143,6 +146,20 @@ def test_what_cannot_be_sent_is_named_before_anything_runs(cell: Kernel) -> None
     assert status(cell)["finished"][:1] == before
 
 
+def test_open_files_are_refused_and_standard_streams_are_the_workers(cell: Kernel) -> None:
+    cell.ok("import os, sys\nfile = open(os.__file__)\nheld = {'file': file}")
+    for name, where in (("file", "it"), ("held", "['file']")):
+        result = cell(f"%%gpu\n{name}")
+        assert result.stderr.startswith(
+            f"UsageError: %%gpu: {name} cannot be sent to a worker: {where} is an _io.TextIOWrapper"
+        )
+    cell.ok("out = sys.stdout\ndef log(text, file=sys.stderr):\n    print(text, file=file)")
+    result = cell.ok("%%gpu\nprint('out', file=out)\nlog('err')")
+    assert (result.stdout, result.stderr) == ("out\n", "err\n")
+    assert cell.value("(type(file).__name__, out is sys.stdout)") == ("TextIOWrapper", True)
+    cell.ok("file.close()")
+
+
 def test_what_cannot_come_home_stays_with_a_note(cell: Kernel) -> None:
     result = cell.ok("%%gpu\ngen = (i for i in range(3))\nfine = [1]\nalso = {'k': 2}")
     assert "gpunb: 'gen' stays in the worker" in result.stderr
@@ -168,6 +185,43 @@ def test_an_import_costs_the_kernel_nothing_until_it_is_used(cell: Kernel) -> No
     assert cell.value("j is __import__('json')") is True
     assert cell.value("mailbox.Mailbox.__name__") == "Mailbox"
     assert cell.value("mailbox is __import__('sys').modules['mailbox']") is True
+
+
+def test_a_module_is_there_within_its_package(cell: Kernel) -> None:
+    cell.ok("import sys, xml")
+    loaded = "[n for n in ('urllib.robotparser', 'wsgiref.util', 'xml.sax') if n in sys.modules]"
+    assert cell.value(loaded) == []
+    cell.ok(
+        "%%gpu\nimport xml.sax, wsgiref.util\nif True:\n    import urllib.robotparser\n"
+        "from wsgiref import headers"
+    )
+    assert cell.value(loaded) == []
+    assert cell.value("xml.sax.make_parser.__name__") == "make_parser"
+    assert cell.value("urllib.robotparser.RobotFileParser.__name__") == "RobotFileParser"
+    assert cell.value("(wsgiref.util.__name__, wsgiref.headers.Headers.__name__)") == (
+        "wsgiref.util",
+        "Headers",
+    )
+    assert cell.value("wsgiref.headers is headers is sys.modules['wsgiref.headers']") is True
+    cell.ok("%%gpu --out none\nimport wsgiref.handlers")
+    assert cell.value("hasattr(wsgiref, 'handlers')") is False
+
+
+def test_modules_that_a_package_makes_or_that_cannot_be_imported(cell: Kernel) -> None:
+    cell.ok(
+        "import os\nos.mkdir('made')\nwith open('made/__init__.py', 'w') as f:\n"
+        "    f.write('import sys, types\\nhere = types.ModuleType(\"made.here\")\\n'\n"
+        "            'sys.modules[here.__name__] = here\\n')\n"
+        "for name in ('sub', 'gone'):\n"
+        "    with open(f'made/{name}.py', 'w') as f: f.write('x = 1')"
+    )
+    result = cell.ok(
+        "%%gpu\nimport made.here, made.sub, made.gone\nimport os\nos.remove('made/gone.py')"
+    )
+    assert result.stderr == (
+        "gpunb: 'made.gone' stays in the worker: No module named 'made.gone'\n"
+    )
+    assert cell.value("(made.here.__name__, made.sub.x)") == ("made.here", 1)
 
 
 def test_a_module_that_only_the_worker_finds(cell: Kernel) -> None:
@@ -243,10 +297,41 @@ def test_a_figure_is_a_picture(cell: Kernel) -> None:
     assert result.value is None
 
 
+def test_figures_are_shown_as_the_notebook_has_them(cell: Kernel) -> None:
+    def shown(line: str, before: str = "") -> set[str]:
+        plot = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
+        (figure,) = cell.ok(f"%%gpu {line}\n{before}{plot}").displayed
+        return figure.keys() - {"text/plain"}
+
+    def chooses(formats: str) -> str:
+        return f"%config InlineBackend.figure_formats = {formats}\n"
+
+    loaded = "'matplotlib.figure' in __import__('sys').modules"
+    before = cell.value(loaded)
+    cell.ok(chooses("['svg']"))
+    assert shown("-s figures") == {"image/svg+xml"}
+    assert shown("-s figures", chooses("['pdf']")) == {"application/pdf"}
+    assert shown("-s figures") == {"application/pdf"}
+    assert cell.value(loaded) == before
+    cell.ok(
+        "import matplotlib_inline.backend_inline as inline\ninline.set_matplotlib_formats('jpg')"
+    )
+    assert shown("") == {"image/jpeg"}
+    assert shown("-s figures") == {"image/jpeg"}
+    cell.ok("inline.set_matplotlib_formats('png')")
+    assert shown("-s figures") == {"image/png"}
+    cell.ok("%gpu stop figures")
+
+
 def test_capture_around_a_cell(cell: Kernel) -> None:
-    result = cell.ok("%%capture got\n%%gpu\nprint('inside')\ndisplay(5)")
+    cell.ok("'before'")
+    result = cell.ok("%%capture got\n%%gpu\nprint('inside')\ndisplay(5)\n7")
     assert not result.messages
-    assert cell.value("(got.stdout, len(got.outputs))") == ("inside\n", 1)
+    shown = "[each._repr_mimebundle_()[0]['text/plain'] for each in got.outputs]"
+    assert cell.value(f"(got.stdout, {shown})") == ("inside\n", ["5", "7"])
+    assert cell.value(f"(_, {result.count} in Out)") == ("before", False)
+    assert cell.ok("%%capture --no-display\n%%gpu\n8").value == "8"
+    assert cell.value("_") == 8
 
 
 def test_the_last_value_is_kept(cell: Kernel) -> None:
@@ -255,6 +340,16 @@ def test_the_last_value_is_kept(cell: Kernel) -> None:
     assert cell.value(f"Out[{result.count}]") == [1, 2]
     reprs = "get_ipython().history_manager.output_hist_reprs"
     assert cell.value(f"{reprs}[{result.count}]") == "[1, 2]"
+
+
+def test_what_is_said_of_the_share_when_a_cell_ends_itself(cell: Kernel) -> None:
+    for line, share in (("2", "; its share of GPU 0, 1 is free again"), ("0", "")):
+        result = cell(f"%%gpu {line} --name x\nimport sys\nsys.exit('words')")
+        assert (result.ename, result.evalue) == ("SystemExit", "words")
+        assert result.traceback.splitlines()[-1] == (
+            f"x ended with sys.exit, and its worker with it{share}"
+        )
+    assert "free again" not in cell("%%gpu 0\nimport os\nos._exit(3)").evalue
 
 
 def test_exit_in_a_cell_does_not_end_the_kernel(cell: Kernel) -> None:
@@ -286,13 +381,24 @@ def test_loading_twice_reloading_and_unloading(cell: Kernel) -> None:
     assert cell.ok("%%gpu\n7").value == "7"
 
 
-def test_functions_print_into_the_cell_that_submitted_them(cell: Kernel) -> None:
-    cell.ok(
-        "import os\nfor each in ('go', 'gone'):\n    os.mkfifo(each)\n"
-        "@gpunb.remote(num_cpus=0)\n"
-        "def talk():\n    print('first')\n    open('go').read()\n    print('second')\n"
-        "    open('gone', 'w').close()"
-    )
+TALK = """
+import os
+for each in ('go', 'gone'):
+    os.path.exists(each) or os.mkfifo(each)
+@gpunb.remote(num_cpus=0)
+def talk():
+    print('first')
+    open('go').read()
+    print('second')
+    open('gone', 'w').close()
+"""
+
+
+def test_functions_print_into_the_cell_that_submitted_them(
+    cell: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell, "stdin", True)  # there is a user
+    cell.ok(TALK)
     submitting = cell.ok("ref = talk.remote()")
     cell.shows(submitting, "first")
     other = cell.ok("open('go', 'w').close()\nopen('gone').read()\ngpunb.get(ref)\nprint('own')")
@@ -301,6 +407,55 @@ def test_functions_print_into_the_cell_that_submitted_them(cell: Kernel) -> None
     assert [each.rpartition(") ")[2] for each in lines] == ["first", "second"]
     assert all(each.startswith("(talk pid=") for each in lines)
     assert other.stdout == "own\n"
+
+
+def test_where_nobody_watches_functions_print_into_the_cell_that_runs(cell: Kernel) -> None:
+    cell.ok(TALK)
+    submitting = cell.ok("ref = talk.remote()")
+    folder = Path(cell.value("os.getcwd()"))
+    between = cell.ok("")
+    (folder / "go").write_text("")
+    (folder / "gone").read_text()
+    getting = cell.ok("gpunb.get(ref)\nprint('own')")
+    cell.settle()
+    assert "second" not in submitting.stdout + between.stdout
+    assert re.fullmatch(r"(\(talk pid=\d+\) (first|second)\n)+own\n", getting.stdout)
+    texts = submitting.stdout + between.stdout + getting.stdout
+    assert re.findall("first|second", texts) == ["first", "second"]
+
+
+def test_late_output_without_a_user(capfd: pytest.CaptureFixture[str]) -> None:
+    sent: list[tuple[str, str]] = []
+
+    def request(name: str) -> dict[str, Any]:
+        return {"header": {"msg_id": name}, "content": {"code": f"code of {name}"}}
+
+    def send(kind: str, content: dict[str, Any], to: Any) -> None:
+        assert kind == "stream"
+        sent.append((content["text"], to["header"]["msg_id"]))
+
+    first, second = request("first"), request("second")
+    late = Late(first, send)
+
+    def says(text: str) -> None:
+        late.send("stream", {"text": text}, first)
+
+    says("a")
+    late.ends("a cell within")
+    says("b")
+    late.ends("code of first")
+    says("c")
+    late.send("clear_output", {"wait": False}, first)
+    says("d")
+    late.begins(second)
+    late.send("clear_output", {"wait": False}, first)
+    says("e")
+    late.ends("code of second")
+    assert sent == [("a", "first"), ("b", "first"), *((each, "second") for each in "cde")]
+    says("after all\n")
+    late.rest()
+    late.rest()
+    assert capfd.readouterr().err == "after all\n"
 
 
 def test_functions_that_a_cell_submits_print_into_it(cell: Kernel) -> None:
@@ -330,7 +485,9 @@ def test_a_crash_is_one_clear_error(cell: Kernel, body: str, says: str) -> None:
     assert result.ename == "WorkerCrashedError"
     assert says in result.evalue
     assert "crashing" in result.evalue
-    assert "last words" in result.evalue
+    first, *_, last = result.evalue.splitlines()
+    assert first.endswith("; its share of GPU 0 is free again")
+    assert last == "last words"
     assert result.stdout == "out before\n"
     assert "gpunb/" not in result.traceback
     assert "Traceback" not in result.traceback
@@ -347,7 +504,7 @@ def test_retries_are_for_crashes(cell: Kernel) -> None:
 def test_a_timeout_names_the_seconds(cell: Kernel) -> None:
     result = cell("%%gpu --timeout 0.3\nbefore_timeout = 1\nimport time\ntime.sleep(60)")
     assert result.ename == "TimeoutError"
-    assert "0.3 s" in result.evalue
+    assert "0.3 s and was stopped; its share of GPU 0 is free again" in result.evalue
     assert "gpunb/" not in result.traceback
 
 
@@ -406,11 +563,14 @@ def test_a_stubborn_cell_is_killed_by_the_second_stop(cell: Kernel) -> None:
     cell.interrupt()
     cell.finish(result, 5)
     assert (result.status, result.ename) == ("error", "KeyboardInterrupt")
-    assert "was stopped" in result.evalue
+    assert result.evalue.endswith(
+        " was stopped; its worker is gone, and its share of GPU 0 is free again"
+    )
     assert cell.value("'late' in globals()") is False
 
 
-def test_stop_of_a_cell_that_waits(cell: Kernel) -> None:
+def test_stop_of_a_cell_that_waits(cell: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell, "stdin", True)
     cell.ok(
         "import os\nos.mkfifo('hold')\n@gpunb.remote(num_gpus=2, max_retries=0)\n"
         "def hold():\n    print('holds')\n    return open('hold').read()"
@@ -422,6 +582,7 @@ def test_stop_of_a_cell_that_waits(cell: Kernel) -> None:
     cell.interrupt()
     cell.finish(result, 5)
     assert (result.status, result.ename) == ("error", "KeyboardInterrupt")
+    assert result.evalue == "w was taken out of the queue before it ran"
     assert cell.value("'w_ran' in globals()") is False
     # What runs in the background was not touched.
     assert [job["name"] for job in status(cell)["running"]] == ["hold"]
@@ -446,6 +607,8 @@ def test_a_notebook_without_a_front_end(tmp_path: Path) -> None:
         "%load_ext gpunb\nimport gpunb\n_ = gpunb.init(num_gpus=1, num_cpus=1)",
         "%%gpu 0.5\nx = 20\nprint('printed')\ndisplay('displayed')\nx + 1",
         "print(x * 2)",
+        f"{TALK}\nref = talk.remote()",
+        "open('go', 'w').close()\nopen('gone').read()\ngpunb.get(ref)\nprint('own')",
     ]
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
     path = tmp_path / "small.ipynb"
@@ -469,3 +632,6 @@ def test_a_notebook_without_a_front_end(tmp_path: Path) -> None:
         2,
     )
     assert done.cells[2].outputs[0].text == "40\n"
+    submitting, getting = ("".join(o.text for o in each.outputs) for each in done.cells[3:])
+    assert re.findall("first|second|own", submitting + getting) == ["first", "second", "own"]
+    assert "second" in getting

@@ -42,9 +42,20 @@ def test_the_process_its_names_and_its_devices_stay(notebook: Kernel) -> None:
     assert "GPU 0 (0.5)" in line
     assert "session s (0.5)" in shown.splitlines()[1]
     assert "session s" in notebook.ok("%gpu").result["text/html"]
+    assert not [each for each in shown.splitlines() if "session s" in each and "done" in each]
     pid = notebook.value("pid")
     notebook.ok("%gpu stop s")
     eventually(lambda: not alive(pid), "its process is gone", 2)
+    eventually(lambda: not notebook.value("gpunb.status()['actors']"), "it is over")
+    ended = (notebook.ok("%gpu").value or "").partition("\nfinished ")[2].splitlines()[1]
+    assert ended.split()[1:5] == ["session", "s", "GPU", "0"]
+    assert ended.endswith("cancelled")
+    kind, has, took = notebook.value(
+        "next((j['kind'], j['gpu_seconds'] > 0, [each['gpu_seconds'] for each in"
+        " gpunb.status()['finished'] if each['actor'] == j['id']])"
+        " for j in gpunb.status()['finished'])"
+    )
+    assert (kind, has, took) == ("session", True, [0.0, 0.0])
     assert not notebook.ok("%%gpu -s s\nimport sys\n'own_too' in globals()").stderr
 
 
@@ -167,9 +178,10 @@ def test_a_crash_ends_it_and_the_next_cell_starts_it_anew(notebook: Kernel) -> N
     notebook.ok("%%gpu 0.5 -s s\nin_both.append(2)\npid = os.getpid()\nimport threading")
     crashed = notebook("%%gpu -s s\nprint('last', flush=True)\nos._exit(4)")
     assert crashed.ename == "ActorDiedError"
-    assert "the session 's' is gone, with all that was in it: it exited with status 4" in (
-        crashed.evalue
-    )
+    assert (
+        "the session 's' is gone, with all that was in it, and its share of GPU 0 is free again: "
+        "it exited with status 4"
+    ) in crashed.evalue
     assert "gpunb/" not in crashed.traceback
     assert crashed.stdout == "last\n"
     anew = notebook.ok("%%gpu -s s\nin_both, pid == os.getpid(), gpunb.get_gpu_ids()")
@@ -186,16 +198,34 @@ def test_the_share_is_its_own(notebook: Kernel) -> None:
     assert "the session 's' has 0.5 GPU, and the cell asks for 1 GPU" in other.stderr
     assert not other.stdout
     too_much = notebook("%%gpu 3 -s other\npass")
-    assert "a request for 3 GPU can never be met" in too_much.stderr
+    assert too_much.ename == "InfeasibleRequestError"
+    assert "a request for 3 GPU can never be met" in too_much.evalue
+    assert "gpunb/" not in too_much.traceback
     assert "retries" in notebook("%%gpu -s s --retries 2\npass").stderr
     assert "must be a name" in notebook("%%gpu -s a-b\npass").stderr
+
+
+def test_its_process_stays_as_it_was_started(notebook: Kernel) -> None:
+    notebook.ok("%%gpu 0.5 -s s --env Q=1 --env R=r\npass")
+    for line in ("--env Q=1", "0.5 --cpus 0 --env R=r", "--timeout 60 --name other --out none"):
+        assert notebook.ok(f"%%gpu -s s {line}\nos.environ['Q']").value == "'1'"
+    other = notebook("%%gpu -s s --env Q=2 --type A100 --cpus 1\nprint('ran')")
+    assert other.stderr.strip() == (
+        "UsageError: %%gpu: the session 's' has no --type and --cpus 0 and --env Q=1, and the cell "
+        "asks for --type A100 and --cpus 1 and --env Q=2: leave that out, or end the session with "
+        "%gpu stop s"
+    )
+    assert not other.stdout
+    notebook("%%gpu -s s\nos._exit(4)")
+    anew = notebook.ok("%%gpu -s s --env Q=2\nos.environ['Q'], os.environ['R']")
+    assert anew.value == "('2', 'r')"
 
 
 def test_a_timeout_keeps_the_session(notebook: Kernel) -> None:
     notebook.ok("%%gpu -s s\npid = os.getpid()")
     late = notebook("%%gpu -s s --timeout 0.3\ntime.sleep(60)")
     assert late.ename == "TimeoutError"
-    assert "0.3 s" in late.evalue
+    assert late.evalue.endswith("0.3 s and was stopped; the session 's' goes on")
     assert notebook.ok("%%gpu -s s\npid == os.getpid()").value == "True"
 
 
@@ -219,7 +249,7 @@ def test_two_beside_each_other(notebook: Kernel) -> None:
     assert notebook.ok("%%gpu -s a\nmine").value == "'a'"
     assert notebook.ok("%%gpu -s b\nmine").value == "'b'"
     stopped = notebook("%gpu stop c")
-    assert "no session of cells has the name 'c' (a, b)" in stopped.stderr
+    assert "no session of cells has the name 'c'; those that there are: a, b" in stopped.stderr
 
 
 # -------------------------------------------------------------------------------- in the background
@@ -247,6 +277,8 @@ def test_a_name_bound_anew_while_it_runs_is_the_notebooks(notebook: Kernel) -> N
     waiting = notebook.ok("%%gpu -s s --bg\npass")
     shown = notebook.value(f"Out[{waiting.count}]._repr_mimebundle_()['text/html']")
     assert "waits for its turn in the session" in shown
+    why = notebook.ok(f"%gpu why {{Out[{waiting.count}].id}}").stdout
+    assert why.endswith("waits for its turn in the session 's'\n")
     notebook.ok("open('hold', 'w').close()\nos.remove('hold')")
     notebook.ok(f"Out[{result.count}].wait()")
     assert notebook.value("meanwhile") == "of the notebook"

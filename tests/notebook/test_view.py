@@ -55,5 +55,18 @@ def test_devices_of_other_kinds_have_their_own_names():
     assert "<td>NPU 0</td>" in StatusView(facts)._repr_html_()
 
 
+def test_what_never_had_a_process_was_on_nothing():
+    job = {"id": 1, "name": "one", "seconds": 2.0, "state": "done", "devices": [], "pid": 9}
+    never = {**job, "id": 2, "name": "two", "state": "cancelled", "pid": None}
+    actor = {"id": 3, "name": None, "class": "Act", "devices": [], "waiting": 0, "running": 0}
+    actors = [{**actor, "state": "queued", "pid": None}, {**actor, "state": "alive", "pid": 8}]
+    facts = {**EMPTY, "devices": [DEVICE], "finished": [job, never], "actors": actors}
+    lines = [line.split() for line in repr(StatusView(facts)).splitlines()]
+    assert ["#1", "one", "CPU", "2.00", "s", "done"] in lines
+    assert ["#2", "two", "2.00", "s", "cancelled"] in lines
+    assert ["#3", "Act", "queued"] in lines
+    assert ["#3", "Act", "CPU", "idle"] in lines
+
+
 def test_with_devices_notes_are_left_to_init():
     assert "libnvidia" not in repr(StatusView({**EMPTY, "devices": [DEVICE]}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import gpunb
+from gpunb.notebook.words import SETTINGS
 from tests.notebook.kernels import Kernel, plain
 from tests.waiting import eventually
 
@@ -47,7 +50,10 @@ def submitted(notebook: Kernel, code: str) -> int:
         ),
         ("0.5", "or a share and an expression"),
         ("half 1 + 1", "or a share and an expression"),
+        ("{nowhere} 1 + 1", "'{nowhere}' is not a share"),
         ("ps now", "takes nothing more, not 'now'"),
+        ("top now", "takes nothing more, not 'now'"),
+        ("off now", "takes nothing more, not 'now'"),
         ("wait x", "'x' is not the number of a job"),
         ("wait 9999", "#9999 is no background cell of this notebook"),
         ("cancel", "name the jobs"),
@@ -59,13 +65,16 @@ def submitted(notebook: Kernel, code: str) -> int:
         ("why", "name one job"),
         ("why 9999", "there is no job #9999"),
         ("stop", "name one session of cells (there are none)"),
-        ("stop nobody", "no session of cells has the name 'nobody'"),
+        ("stop nobody", "no session of cells has the name 'nobody': there is none"),
         ("on half", "'half' is not a share"),
         ("on --wrong", "unrecognized arguments: --wrong"),
         ("init num_gpus=x", "num_gpus=x must be a whole number"),
         ("init gpus=1", "'gpus' is no setting (known are address, caps, "),
         ("init gpus", "'gpus' must be of the form KEY=VALUE"),
         ("init num_gpus=2", "gpunb is initialised already"),
+        ("init max_gpus=all", "max_gpus=all must be a number, such as 1.5"),
+        ("init resources=licence", "resources 'licence' must be of the form NAME=AMOUNT"),
+        ("init ignore_reinit_error=x", "ignore_reinit_error=x must be true or false"),
         ("1.5 1 + 1", "1.5"),
         ("0.5 x = 3", "'x = 3' is not an expression"),
         ("0.5 1 +", "'1 +' is not an expression"),
@@ -165,8 +174,18 @@ def test_starting_gpunb(notebook: Kernel) -> None:
     for line in ("wait", "cancel all"):
         notebook.ok(f"%gpu {line}")
     assert "there is no job #1" in notebook("%gpu cancel 1").stderr
+    notebook.ok("%gpu init num_cpus=2 num_gpus=2 max_gpus=1.5 resources=licence=2,scratch=0.5")
+    total = {"CPU": 2, "GPU": 1.5, "licence": 2, "scratch": 0.5}
+    assert notebook.value("gpunb.cluster_resources()") == total
+    notebook.ok("gpunb.shutdown()")
     shown = notebook.ok("%gpu init num_cpus=2 num_gpus=2 preload=numpy,IPython")
     assert "gpunb session" in (shown.value or "")
+    again = notebook.ok("%gpu init num_gpus=2 ignore_reinit_error=True")
+    assert again.value == shown.value
+
+
+def test_each_argument_of_init_can_be_said() -> None:
+    assert list(SETTINGS) == list(inspect.signature(gpunb.init).parameters)
 
 
 # ------------------------------------------------------------------------------------ expressions
@@ -185,6 +204,9 @@ def test_an_expression(notebook: Kernel) -> None:
     assert notebook.ok("r = %gpu 0 print('shown') or [seven]\nr").stdout == "shown\n"
     notebook.ok("%config GpuMagics.share = '0.25'")
     assert notebook.ok("%%gpu\ngpunb.status()['running'][0]['gpus']").value == "[[0, 0.25]]"
+    for bad, says in (("half", "'half' is not a share"), ("1.5", "above 1 and not whole")):
+        assert says in notebook(f"%config GpuMagics.share = {bad!r}").stderr
+    assert notebook.value("get_ipython().magics_manager.registry['GpuMagics'].share") == "0.25"
     notebook.ok("%config GpuMagics.share = '1'")
 
 
@@ -227,6 +249,15 @@ def test_every_cell_on_a_gpu(notebook: Kernel) -> None:
     )
     assert notebook.ok("# switch it off\n%gpu off")
     assert notebook.ok(f"got.stdout, {here}").value == r"('True\n', True)"
+
+
+def test_on_for_what_can_never_be_had_is_refused(notebook: Kernel) -> None:
+    for line in ("3", "--type H9000", "3 --session s"):
+        refused = notebook(f"%gpu on {line}")
+        assert refused.ename == "InfeasibleRequestError"
+        assert "can never be met on this machine" in refused.evalue
+        assert "gpunb/" not in refused.traceback
+    assert notebook.ok("os.getpid() == home").value == "True"
 
 
 def test_on_with_other_options(notebook: Kernel) -> None:
@@ -286,6 +317,20 @@ def test_completion(notebook: Kernel) -> None:
     notebook.ok(f"%gpu cancel {job}\n%gpu stop training")
 
 
+def test_completion_of_settings_and_types(notebook: Kernel) -> None:
+    assert complete(notebook, "%gpu init ") == sorted(f"{name}=" for name in SETTINGS)
+    assert complete(notebook, "%gpu init num_gpus=2 num_") == ["num_cpus="]
+    notebook.ok("gpunb.shutdown()\nos.environ['GPUNB_SIMULATE'] = '1xA100:40GiB,2xV100:16GiB'")
+    for _ in ("without a session", "with one"):
+        assert complete(notebook, "%%gpu 0.5 --type ") == ["A100", "V100"]
+        assert complete(notebook, "%gpu on --bg -t V") == ["V100"]
+        assert complete(notebook, "%%gpu --type V100,") == ["A100"]
+        assert notebook.value("gpunb.is_initialized()") is (_ == "with one")
+        notebook.ok("%gpu init num_cpus=2 ignore_reinit_error=true")
+    notebook.ok("gpunb.shutdown()\ndel os.environ['GPUNB_SIMULATE']")
+    notebook.ok("%gpu init num_cpus=2 num_gpus=2")
+
+
 def test_the_handle_of_a_job(notebook: Kernel) -> None:
     job = submitted(notebook, "%%gpu 0 --bg --name one\n7")
     notebook.ok(f"handle = %gpu job {job}\nhandle.wait(); None")
@@ -330,3 +375,9 @@ def test_names_of_the_notebook_in_the_line(cell: Kernel) -> None:
     job = cell.ok("%%gpu 0\ngpunb.get_runtime_context().get_task_id()").value
     cell.ok(f"ident = {job}")
     assert "#" in cell.ok("%gpu why {ident}").stdout
+    share = "gpunb.get_runtime_context().get_assigned_resources()['GPU']"
+    assert cell.ok(f"%gpu {{line}} {share}").value == "0.5"
+    assert cell.ok(f"%gpu {{line / 2}} {share}").value == "0.25"
+    assert cell.ok("%gpu $rest {'a': line}").value == "{'a': 0.5}"
+    asking = f"def ask(own):\n    r = %gpu {{own}} {share}\n    return r\nask(0.75)"
+    assert cell.ok(asking).value == "0.75"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from traitlets.config import Config
 
 import gpunb
 from gpunb import exceptions
+from gpunb.notebook.monitor.compact import compact
+from tests.runtime.test_snapshot import check
 from tests.waiting import Gate, eventually
 
 pytestmark = pytest.mark.needs_ray
@@ -42,6 +45,13 @@ def run(shell: Any, code: str) -> tuple[Any, str]:
     return result, captured.stdout
 
 
+def tidy(shell: Any, *, session: str = "") -> None:
+    """Let nothing of a test hold a device in the next."""
+    if session:
+        run(shell, f"%gpu stop {session}")
+    eventually(lambda: gpunb.available_resources()["GPU"] == 3, within=WITHIN)
+
+
 def test_names_output_and_result(shell: Any) -> None:
     shell.user_ns["a"] = [1]
     code = (
@@ -63,6 +73,7 @@ def test_names_output_and_result(shell: Any) -> None:
 def test_error(shell: Any) -> None:
     result, text = run(shell, "%%gpu 0.5\nx = 5\n1 / 0")
     assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert gpunb.status()["finished"][0]["state"] == "failed"
     assert shell.user_ns["x"] == 5
     assert "line 3" in text
     assert "gpunb/" not in text
@@ -93,8 +104,20 @@ def test_a_session_keeps_names(shell: Any) -> None:
     assert result.success
     assert shell.user_ns["pid"] == first
     assert shell.user_ns["number"] == 2
+    assert "session" not in {each["kind"] for each in gpunb.status()["finished"]}
+    (session,) = gpunb.status()["actors"]
     run(shell, "%gpu stop s")
     eventually(lambda: not gpunb.status()["actors"], within=WITHIN)
+    over = {each["id"]: each for each in gpunb.status()["finished"]}
+    ended = over[session["id"]]
+    assert [ended[name] for name in ("kind", "name", "state")] == [
+        "session",
+        "session s",
+        "cancelled",
+    ]
+    assert ended["devices"] == session["devices"]
+    assert ended["gpu_seconds"] > 0
+    assert {each["gpu_seconds"] for each in over.values() if each["actor"]} == {0}, "it has them"
 
 
 def test_background(shell: Any, tmp_path: Path) -> None:
@@ -130,10 +153,120 @@ def test_stop(shell: Any, tmp_path: Path, session: str) -> None:
         run(shell, "%gpu stop t")
 
 
+def test_cancel_ends_what_a_cell_waits_for(shell: Any, tmp_path: Path) -> None:
+    gate = shell.user_ns["gate"] = Gate(tmp_path)
+    run(shell, "%%gpu 0.5 --bg --name slow\nimport time\ngate.note('task')\ntime.sleep(300)")
+    job = shell.user_ns["_"]
+    eventually(gate.came, within=WITHIN)
+    run(shell, f"%gpu cancel {job.id}")
+    with pytest.raises(exceptions.TaskCancelledError):
+        _ = job.wait(WITHIN).result
+    assert job.state == gpunb.status()["finished"][0]["state"] == "cancelled"
+
+
+def test_cancel_ends_what_a_task_waits_for(nodes: Any, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    @gpunb.remote(num_gpus=0.5)
+    def sleep() -> None:
+        gate.note("task")
+        time.sleep(300)
+
+    ref = sleep.remote()
+    eventually(gate.came, within=WITHIN)
+    gpunb.cancel(ref)
+    with pytest.raises(exceptions.TaskCancelledError):
+        gpunb.get(ref, timeout=WITHIN)
+
+
+def test_a_process_that_exits_has_its_output_shown(shell: Any) -> None:
+    code = "import os, sys\nprint('last words')\nprint('why', file=sys.stderr)\nos._exit(3)"
+    result, text = run(shell, f"%%gpu 0.5\n{code}")
+    assert "last words\n" in text
+    error = result.error_in_exec
+    assert isinstance(error, exceptions.WorkerCrashedError)
+    assert "exited with status 3" in str(error)
+    assert "The last lines of its standard error were:\nwhy" in str(error)
+
+
+def test_an_actor_that_exits_says_so(nodes: Any) -> None:
+    @gpunb.remote
+    class Leaving:
+        def leave(self) -> None:
+            os._exit(4)
+
+    leaving = Leaving.remote()
+    with pytest.raises(exceptions.ActorDiedError, match="its process exited with status 4"):
+        gpunb.get(leaving.leave.remote(), timeout=WITHIN)
+
+
+def test_a_fatal_error_is_told_with_its_stack(nodes: Any, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    def crash() -> None:
+        import ctypes
+
+        gate.enter()
+        ctypes.string_at(0)
+
+    ref = gpunb.remote(num_gpus=0.5, max_retries=0)(crash).remote()
+    eventually(lambda: gate.came() and gpunb.status()["running"], within=WITHIN)
+    gate.open()
+    with pytest.raises(exceptions.WorkerCrashedError, match="Segmentation fault") as raised:
+        gpunb.get(ref, timeout=WITHIN)
+    assert "in crash" in str(raised.value)
+    assert "gpunb/runtime" not in str(raised.value)
+
+
 def test_status(shell: Any) -> None:
     _, text = run(shell, "%gpu")
     assert "A100" in text
     assert "V100" in text
+
+
+def test_the_snapshot_has_its_form(shell: Any, tmp_path: Path) -> None:
+    gate = shell.user_ns["gate"] = Gate(tmp_path)
+    tidy(shell)
+    keeper = gpunb.remote(num_gpus=0.25, accelerator_type="A100")(threading.Event).remote()
+    waits = keeper.wait.remote(300)
+    run(shell, "%%gpu 1 --type V100 --session s\npass")
+    run(shell, "%%gpu 0.5 --type A100 --bg\ngate.enter()")
+    run(shell, "%%gpu 2 --type A100 --bg\npass")
+    eventually(
+        lambda: gate.came() and len(gpunb.status()["running"]) == 2, "both run", within=WITHIN
+    )
+    found = gpunb.status()
+    check(found)
+    assert {each["kind"] for each in found["actors"]} == {"actor", "session"}
+    assert {each["kind"] for each in found["running"]} == {"cell", "method"}
+    (waiting,) = found["waiting"]
+    assert waiting["waits_for"]
+    assert {each["state"] for each in found["finished"]} >= {"done", "failed", "cancelled"}
+    assert all(each["history"]["share"] for each in compact(found)["devices"])
+    gate.open()
+    gpunb.kill(keeper)
+    del waits, keeper
+    run(shell, "%gpu wait")
+    tidy(shell, session="s")
+
+
+def test_a_shutdown_ends_what_is_open(shell: Any, tmp_path: Path) -> None:
+    gate = shell.user_ns["gate"] = Gate(tmp_path)
+    run(shell, "%%gpu 0.5 --bg\ngate.enter()")
+    job = shell.user_ns["_"]
+    future = gpunb.remote(num_gpus=0.5)(gate.enter).remote("task").future()
+    eventually(gate.came, within=WITHIN)
+    try:
+        gpunb.shutdown()
+        assert job.done()
+        assert job.state == "failed"
+        with pytest.raises(exceptions.GpunbError, match="was shut down"):
+            _ = job.result
+        with pytest.raises(exceptions.GpunbError, match="was shut down"):
+            future.result(WITHIN)
+    finally:
+        gate.open()
+        gpunb.init("ray")
 
 
 def test_the_loss_of_the_node_that_a_cell_is_on(shell: Any, nodes: Any, tmp_path: Path) -> None:

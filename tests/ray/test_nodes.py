@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import gpunb
 from gpunb import backend, exceptions
+from gpunb.core.resources import UNIT, Demand
 from tests.sessions import script
 from tests.waiting import Gate, eventually
 
@@ -55,6 +57,9 @@ def test_what_no_node_can_give_is_refused_with_what_each_has() -> None:
     assert "no autoscaler" in text
     with pytest.raises(exceptions.InfeasibleRequestError):
         where.options(num_gpus=3).remote()  # three there are, but on two nodes
+    refusal = functools.partial(backend.current().ask, "refusal")
+    assert "no autoscaler" in refusal(Demand(gpus=3 * UNIT))
+    assert refusal(Demand(gpus=UNIT)) is None
 
 
 def test_memory_of_devices_cannot_be_asked_for() -> None:

@@ -22,9 +22,23 @@ def test_it_says_how_to_install_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         "find_spec",
         lambda name, *more: None if name == "ray" else find(name, *more),
     )
-    for address in ("ray", "ray://127.0.0.1:10001"):
-        with pytest.raises(GpunbError, match=r"pip install 'gpunb\[ray\]'"):
-            gpunb.init(address)
+    with pytest.raises(GpunbError, match=r"pip install 'gpunb\[ray\]'"):
+        gpunb.init("ray")
+    assert not gpunb.is_initialized()
+
+
+def test_ray_client_is_refused_before_anything_is_to_be_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = "ray://127.0.0.1:10001"
+    with pytest.raises(GpunbError, match=r"on a node of the cluster, and use gpunb\.init\('ray'\)"):
+        gpunb.init(address, num_gpus=1)
+    monkeypatch.setenv("GPUNB_ADDRESS", address)
+    with pytest.raises(GpunbError, match="ray start --address"):
+        gpunb.init()
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(GpunbError, match=f"RAY_ADDRESS='{address}'"):
+        gpunb.init("ray")
     assert not gpunb.is_initialized()
 
 

@@ -155,14 +155,23 @@ def test_idle_workers_let_go(start: Start) -> None:
     assert gpunb.get(kept.remote(), timeout=PATIENCE) != pid
 
 
-def test_a_session_is_asked_to_end(start: Start) -> None:
+def test_a_session_is_asked_to_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUNB_SIMULATE", "1xV100:16GiB")
     start(simulate="1xA100:40GiB")
     eventually(kernels.sessions)
     ask("release", all=True)
     eventually(lambda: not gpunb.is_initialized(), "the session has ended")
     eventually(lambda: not kernels.sessions())
-    start(simulate="1xA100:40GiB")  # and another may begin
-    assert gpunb.get(gpunb.remote(len).remote("four"), timeout=PATIENCE) == 4
+    try:
+        for said in (1, 0):  # and another may begin, which says so
+            assert gpunb.get(gpunb.remote(len).remote("four"), timeout=PATIENCE) == 4
+            told = capsys.readouterr().err
+            assert told.count("was ended by `gpunb release --all`") == said
+            gpunb.shutdown()
+    finally:
+        gpunb.shutdown()
 
 
 REFUSED: list[tuple[Any, str]] = [

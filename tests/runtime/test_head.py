@@ -165,21 +165,36 @@ def test_stopping_ends_the_workers_and_tells_the_kernel(empty, gate):
     ended(facts)
 
 
+def test_what_is_said_of_memory_and_processes_holds_for_it(empty):
+    facts = start("lab", "--simulate", "1", "--object-memory", "1GiB", "--start-method", "spawn")
+    with gpunb.init("auto"):
+        assert gpunb.status()["object_memory"]["limit"] == 2**30
+        assert gpunb.status()["preload"] is None
+    end(facts)
+
+
 def test_what_cannot_start_says_why(empty, capsys):
     for options, text in (
         ([], "gpunb start --head"),
-        (["--head", "--address", "10.0.0.1:6379"], "ray start"),
+        (["--head", "--address", "10.0.0.1:6379"], 'gpunb.init("ray")'),
         (["--head", "--name", "auto"], "no name for a head process"),
         (["--head", "--name", "a/b"], "no name for a head process"),
         (["--head", "--num-gpus", "-1"], "num_gpus=-1"),
         (["--head", "--simulate", "2xA100:much"], "much"),
         (["--head", "--resources", "a"], "NAME=NUMBER"),
+        (["--head", "--object-memory", "much"], "object_memory='much' is not a size"),
+        (["--head", "--spill", "nosuch"], f"spill='{os.getcwd()}/nosuch'"),
     ):
         assert cli.main(["start", *options]) == 1, options
         assert text in capsys.readouterr().err
     assert not heads.running()
     assert cli.main(["stop"]) == 1
-    assert "no head process runs" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "gpunb stop: no head process runs: there is nothing to stop. A kernel's own session ends "
+        "with gpunb.shutdown()\n"
+    )
+    assert cli.main(["stop", "lab"]) == 1
+    assert "no head process runs, and so none 'lab'" in capsys.readouterr().err
 
 
 def test_a_name_is_had_by_one_even_if_both_start_at_once(empty):
@@ -235,8 +250,10 @@ def test_the_environment_names_it(head, monkeypatch):
 
 
 def test_its_devices_are_settled(head):
-    with pytest.raises(ValueError, match=r"num_gpus=2, share='kill' cannot be said"):
-        gpunb.init("lab", num_gpus=2, share="kill")
+    with pytest.raises(ValueError, match=r"num_gpus=2, .*mps=True cannot be said") as raised:
+        gpunb.init("lab", num_gpus=2, share="kill", caps=False, mps=True, preload=["a", "b"])
+    *_, command = str(raised.value).split("`")[:-1]
+    assert command == "gpunb start --head --num-gpus 2 --preload a,b --share kill --no-caps --mps"
     with gpunb.init("auto") as session:
         assert [each.type for each in session.devices] == ["A100", "A100"]
         assert f"head process 'lab' (pid {head['pid']})" in repr(session)

@@ -188,6 +188,11 @@ def test_a_terminal_shows_it_too(
     failed = logs("failing")
     assert "ZeroDivisionError: division by zero" in failed
     assert "\x1b" not in failed
+    story.kernel.ok("%%gpu 0.25 -n front\nprint('in front')")
+    ended = "{each['name']: each['id'] for each in gpunb.status()['finished']}"
+    story.jobs["front"] = story.kernel.value(f"{ended}['front']")
+    assert logs("front") == "in front\n"
+    del story.jobs["front"]
     facts = json.loads(logs("runs", "--json"))
     about = {"pid": head["pid"], "job": story.jobs["runs"], "name": "runs", "state": "running"}
     assert facts == {**about, "text": "it runs\n", "truncated": False}

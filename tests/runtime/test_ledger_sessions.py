@@ -307,10 +307,21 @@ def test_simulated_devices_are_private_unless_a_ledger_is_asked_for(start):
 
 def test_a_session_goes_on_without_a_ledger_and_says_so(start, monkeypatch, tmp_path):
     monkeypatch.setenv("GPUNB_LEDGER_DIR", str(tmp_path / "missing"))
-    start(simulate=ONE)
+    (note,) = start(simulate=ONE).notes
+    assert note.startswith("other sessions do not know which devices this one uses, and may use")
+    assert str(tmp_path / "missing") in note
     assert gpunb.get(whole.remote(), timeout=PATIENCE)
     (warning,) = [each for each in gpunb.status()["warnings"] if "GPUNB_LEDGER_DIR" in each]
     assert warning.startswith("other sessions do not know which devices this one uses")
+
+
+def test_a_session_goes_on_where_no_other_can_find_it_and_says_so(start, monkeypatch, tmp_path):
+    tmp_path.chmod(0o755)
+    monkeypatch.delenv("GPUNB_LEDGER_DIR", raising=False)
+    monkeypatch.setenv("GPUNB_RUNTIME_DIR", str(tmp_path))
+    (note,) = start(simulate=ONE).notes
+    assert note.startswith(f"other processes cannot look at this session: the folder {tmp_path}")
+    assert note in gpunb.status()["warnings"]
 
 
 def test_a_fork_of_the_kernel_does_not_keep_its_leases(start, other):

@@ -87,7 +87,7 @@ def test_a_real_one(start: Callable[..., Any], tmp_path: Path) -> None:
     assert waiting["waits_for"]
     assert found["counts"]["waiting"] == found["queued"] == 1
     states = [job["state"] for job in found["finished"]]
-    assert sorted(states) == ["done", "done", "failed"]
+    assert sorted(states) == ["done", "failed"], "a constructor that succeeded is no job"
     gate.open()
     gpunb.get(refs, timeout=PATIENCE)
     gpunb.kill(keeper)
@@ -100,6 +100,9 @@ def test_a_real_one(start: Callable[..., Any], tmp_path: Path) -> None:
     assert whole["waited"] > 0
     assert whole["gpu_seconds"] == pytest.approx(2 * whole["seconds"], abs=0.01)
     assert whole["memory"] == {"now": None, "peak": None, "share": 80 * 2**30}
+    ended = next(job for job in after["finished"] if job["id"] == actor["id"])
+    assert (ended["kind"], ended["name"], ended["state"]) == ("actor", "Keeper", "cancelled")
+    assert (ended["devices"], ended["cell_id"]) == ([["GPU", 0, 0.5]], actor["cell_id"])
 
 
 def test_a_made_up_one_has_the_form() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -91,11 +92,14 @@ def test_use_of_notebooks_that_share_a_head_process() -> None:
 def test_exports(tmp_path: Path) -> None:
     spans = [span(1, 0, 50, name='a<b>"&', cell=7), span(2, 10, None, state="running")]
     made = timeline(*spans)
-    svg = ET.fromstring(made.to_svg(tmp_path / "out.svg"))
+    assert made.to_svg(tmp_path / "out.svg") is None
+    assert made.to_chrome_trace(str(tmp_path / "out.json")) is None
+    svg = ET.fromstring(made.to_svg())
     assert (tmp_path / "out.svg").read_text() == made.to_svg()
+    assert (tmp_path / "out.json").read_text() == made.to_chrome_trace()
     text = "".join(svg.itertext())
     assert 'a<b>"& In[7]' in text
-    events = json.loads(made.to_chrome_trace(tmp_path / "out.json"))["traceEvents"]
+    events = json.loads(made.to_chrome_trace())["traceEvents"]
     names = [(each["ph"], each["name"]) for each in events]
     assert names == [
         ("M", "process_name"),
@@ -140,7 +144,7 @@ def test_a_real_one(start: Callable[..., Any], tmp_path: Path) -> None:
     over = gpunb.timeline()
     spans = {(each["name"], each["kind"]): each for each in over.spans}
     life = spans["Actor", "actor"]
-    assert life["state"] == "done"
+    assert life["state"] == "cancelled"
     assert life["devices"] == [["GPU", 0, 0.5]]
     later = spans["second", "call"]
     assert later["waited"] > 0
@@ -149,3 +153,97 @@ def test_a_real_one(start: Callable[..., Any], tmp_path: Path) -> None:
     assert over.gpu_seconds == pytest.approx(own, abs=0.01)
     (use,) = over.cells()
     assert use.gpu_seconds == pytest.approx(own, abs=0.01)
+
+
+@gpunb.remote(num_gpus=0.25)
+class Mortal:
+    def __init__(self, *, fails: bool = False) -> None:
+        if fails:
+            raise ValueError("not today")
+
+    def work(self) -> int:
+        return os.getpid()
+
+    def crash(self) -> None:
+        os._exit(3)
+
+    def leave(self) -> None:
+        gpunb.actor.exit_actor()
+
+
+def finished() -> dict[int, dict[str, Any]]:
+    """What is over, by number, once it agrees with the counts."""
+    found = gpunb.status()
+    over = {job["id"]: job for job in found["finished"]}
+    assert len(over) == len(found["finished"]), "nothing stands there twice"
+    assert len(over) == found["counts"]["finished"] == found["totals"]["jobs"]
+    return over
+
+
+def test_an_actor_is_over_with_its_process_and_not_with_its_constructor(
+    start: Callable[..., Any],
+) -> None:
+    """Each in its own way, and with all that it had."""
+    start(simulate="1xA100:40GiB")
+    actors = [Mortal.options(name="first").remote(), *(Mortal.remote() for _ in range(3))]
+    gpunb.get([each.work.remote() for each in actors], timeout=PATIENCE)
+    ids = [actor["id"] for actor in gpunb.status()["actors"]]
+    calls = finished()
+    assert [job["kind"] for job in calls.values()] == ["method"] * 4
+    assert {job["gpu_seconds"] for job in calls.values()} == {0}, "the actor has them"
+
+    waits = Mortal.options(num_gpus=1).remote()
+    gpunb.kill(actors[0])
+    ends = [actors[1].crash.remote(), actors[2].leave.remote()]
+    for end in ends:
+        with pytest.raises(gpunb.exceptions.ActorDiedError):
+            gpunb.get(end, timeout=PATIENCE)
+    gpunb.kill(waits)
+    actors.clear()
+    eventually(lambda: not gpunb.status()["actors"], "all are gone")
+    fails = Mortal.remote(fails=True)
+    with pytest.raises(gpunb.exceptions.ActorDiedError):
+        gpunb.get(fails.work.remote(), timeout=PATIENCE)
+    eventually(lambda: not gpunb.status()["actors"], "it is gone")
+
+    over = finished()
+    ended = {at: over[at]["state"] for at in ids}
+    assert list(ended.values()) == ["cancelled", "failed", "done", "done"]
+    for at in ids:
+        assert over[at]["kind"] == "actor"
+        assert over[at]["devices"] == [["GPU", 0, 0.25]]
+        assert over[at]["gpu_seconds"] == pytest.approx(over[at]["seconds"] / 4, abs=0.001)
+    assert [over[at]["name"] for at in ids[:2]] == ["Mortal first", "Mortal"]
+    never = {(job["kind"], job["state"], job["pid"] is None) for job in over.values()}
+    assert never - {("actor", state, False) for state in ended.values()} == {
+        ("method", "done", False),
+        ("method", "failed", False),
+        ("method", "failed", True),  # its actor was never made
+        ("create", "cancelled", True),
+        ("create", "failed", False),
+    }
+    lives = {each["id"]: each for each in gpunb.timeline().spans if each["kind"] == "actor"}
+    assert {at: lives[at]["state"] for at in ids} == ended
+    had = sum(lives[at]["gpu_seconds"] for at in lives)
+    assert gpunb.timeline().gpu_seconds == pytest.approx(had, abs=0.01)
+
+
+def test_an_actor_that_was_started_again_is_over_once(start: Callable[..., Any]) -> None:
+    start(simulate="1xA100:40GiB")
+    actor = Mortal.options(max_restarts=1, max_task_retries=1).remote()
+    first = gpunb.get(actor.work.remote(), timeout=PATIENCE)
+    with pytest.raises(gpunb.exceptions.ActorError):
+        gpunb.get(actor.crash.options(max_task_retries=0).remote(), timeout=PATIENCE)
+    assert gpunb.get(actor.work.remote(), timeout=PATIENCE) != first
+    (ident,) = (each["id"] for each in gpunb.status()["actors"])
+    assert ident not in finished()
+    gpunb.kill(actor)
+    eventually(lambda: not gpunb.status()["actors"], "it is gone")
+    lives = [each for each in gpunb.timeline().spans if each["kind"] == "actor"]
+    assert [each["state"] for each in lives] == ["failed", "cancelled"]
+    assert all(each["started"] < each["ended"] for each in lives)
+    assert lives[0]["ended"] <= lives[1]["started"] + 0.001
+    ended = finished()[ident]
+    assert ended["state"] == "cancelled"
+    both = sum(each["ended"] - each["started"] for each in lives)
+    assert ended["seconds"] == pytest.approx(both, abs=0.01)

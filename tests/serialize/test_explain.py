@@ -17,7 +17,7 @@ import weakref
 
 import pytest
 
-from gpunb.serialize import dumps
+from gpunb.serialize import dumps, loads
 
 
 class Box:
@@ -300,3 +300,14 @@ def test_it_can_be_asked_directly():
     assert ask([LOCK], "x").startswith("x cannot be sent to a worker: [0] is a _thread.lock;")
     assert ask([1], "x") == "x cannot be sent to a worker: nothing in it fails now"
     assert "ValueError: no" in ask([1], "x", error=ValueError("no"))
+
+
+def test_files_that_a_cell_reads(monkeypatch):
+    with open(__file__) as file:
+        line = file.readline()
+        says = "x cannot be sent to a worker: {} is an _io.TextIOWrapper"
+        assert says.format("it") in explain_it(file, "x", way="cell")
+        assert says.format("[1]['f']") in explain_it([1, {"f": file}], "x", way="cell")
+        assert loads(dumps(file)).getvalue().startswith(line)
+        monkeypatch.setattr(sys, "stdout", file)
+        assert loads(dumps(file, way="cell")) is file

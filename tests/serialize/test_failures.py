@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import gc
+import linecache
 import os
 import pickle
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 from gpunb.exceptions import GpunbError, TaskError
 from gpunb.objects import Segment
-from gpunb.serialize import INLINE_LIMIT, Payload, dump_failure, failures, load_failure
+from gpunb.serialize import INLINE_LIMIT, Payload, dump_failure, failures, load_failure, sources
 from gpunb.serialize import note_reference as note
 
 
@@ -554,3 +555,25 @@ def test_a_segment_is_used_for_large_ones():
     payload = dump_failure(ValueError("x" * 500_000), task="t")
     assert isinstance(payload.segment, Segment)
     assert load_failure(payload).args == ("x" * 500_000,)
+
+
+def test_the_lines_of_cells_are_put_into_tracebacks(monkeypatch):
+    cell, code = "/tmp/kernel/1.py", "def f():\n    return 1 / 0\n"
+    text = f"""Traceback (most recent call last):
+  File "{cell}", line 2, in f
+  File "{cell}", line 99, in g
+  File "{__file__}", line 1, in h
+  File "<string>", line 1, in <module>
+ZeroDivisionError: division by zero
+"""
+    assert sources.with_sources(text) == text
+    monkeypatch.setattr(sources, "CELLS", [{cell: "Cell In[3]"}.get])
+    monkeypatch.setitem(linecache.cache, cell, (len(code), None, code.splitlines(True), cell))
+    lines = sources.with_sources(text).splitlines()
+    assert lines[1:4] == [
+        "  Cell In[3], line 2, in f",
+        "    return 1 / 0",
+        "  Cell In[3], line 99, in g",
+    ]
+    assert lines[4:] == text.splitlines()[3:]
+    assert sources.with_sources("\n".join(lines)) == "\n".join(lines), "once is enough"

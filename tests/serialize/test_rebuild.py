@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import builtins
 import functools
+import gc
 import io
 import pickle
 import sys
 import types
+import weakref
 
 import cloudpickle
 import pytest
@@ -47,6 +49,17 @@ def elsewhere(monkeypatch):
         monkeypatch.setattr(rebuild, "_arrived", type(rebuild._arrived)())
 
     return forget
+
+
+def test_nothing_is_held_of_what_was_made():
+    made = notebook("class Model: pass\nmodel = Model()")["model"]
+    payload = dumps(made)
+    gc.disable()
+    try:
+        gone = weakref.ref(loads(payload))
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ["_make_function", "_function_setstate", "subimport"])

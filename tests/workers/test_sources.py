@@ -159,15 +159,20 @@ def test_a_bad_preload(start, modules, source, noted):
     start(num_gpus=1, preload=["bad_preload", "json"])
     notes = eventually(lambda: [each for each in gpunb.status()["notes"] if "preload" in each])
     assert noted in notes[0]
+    assert notes[0] in gpunb.status()["warnings"]
     assert get([gpu_pid.remote() for _ in range(3)])
     assert_idle()
 
 
 def test_a_preload_that_is_missing(start):
-    start(num_gpus=1, preload=["no_such_module", "json"])
+    session = start(num_gpus=1, preload=["no_such_module", "json"])
+    says = "preload: no_such_module could not be imported: ModuleNotFoundError"
+    assert [each.startswith(says) for each in session.notes if "preload" in each] == [True]
     facts = eventually(lambda: gpunb.status()["preload"])
     assert facts["json"] is None
     assert "ModuleNotFoundError" in facts["no_such_module"]
+    for told in ("notes", "warnings"):
+        assert [each.startswith(says) for each in gpunb.status()[told] if "preload" in each] == [1]
     assert get(gpu_pid.remote())
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpunb.cli.checks import Finding, Place, note, ok, problem
-from gpunb.session import DEFAULT_PRELOAD
+from gpunb.settings import DEFAULT_PRELOAD
 
 KNOWN = ("torch", "jax", "tensorflow", "cupy", "numba", "sklearn", "cuml", "xgboost", "lightgbm")
 _PACKAGES = {"sklearn": "scikit-learn"}

@@ -68,14 +68,22 @@ def extensions(place: Place) -> Iterator[Finding]:
     places = [Path(each) / LAB_EXTENSION / "package.json" for each in jupyter_path("labextensions")]
     there = next((each for each in places if each.exists()), None)
     if there is None:
-        yield problem(
-            "JupyterLab extension", "not installed", "pip install --force-reinstall gpunb"
-        )
+        yield _missing(Path(__file__).resolve().parents[3])
     elif _disabled([Path(each) for each in jupyter_config_path()]):
         cure = f"jupyter labextension enable {LAB_EXTENSION}, and reload the page"
         yield problem("JupyterLab extension", "disabled: there is no panel", cure)
     else:
         yield ok("JupyterLab extension", f"{_field(there, 'version')} in {there.parent}")
+
+
+def _missing(source: Path) -> Finding:
+    """That the panel is not there; in an installation from a source folder it has to be built."""
+    if (source / "labextension" / "package.json").exists():
+        says = f"not built, and gpunb is installed from its source in {source}"
+        cure = f"install Node 20 or newer, and run `make labextension` in {source}"
+    else:
+        says, cure = "not installed", "pip install --force-reinstall gpunb"
+    return problem("JupyterLab extension", f"{says}: there is no panel", cure)
 
 
 def _enabled(paths: list[Path]) -> bool | None:

@@ -69,7 +69,7 @@ export function memoryText(memory) {
 // What a job took, or all together: ["1:10 of GPU time", "waited 20 s", "peak 2 GiB"]
 export function tookText(what, memory) {
   const parts = [];
-  if (what.gpu_seconds) parts.push(`${timeText(what.gpu_seconds)} of GPU time`);
+  if (what.gpu_seconds >= 1) parts.push(`${timeText(what.gpu_seconds)} of GPU time`);
   if (what.waited >= 1) parts.push(`waited ${timeText(what.waited)}`);
   if (memory && known(memory.peak)) parts.push(`peak ${sizeText(memory.peak)}`);
   return parts;
@@ -79,6 +79,11 @@ export function tookText(what, memory) {
 export function devicesText(job) {
   const parts = (job.devices || []).map(([kind, id, share]) => `${kind} ${id} (${shareText(share)})`);
   return parts.join(", ") || "CPU";
+}
+
+// The same of what may have no process yet, or never had one, and so is on nothing
+export function placedText(job) {
+  return (job.devices || []).length || known(job.pid) ? devicesText(job) : "";
 }
 
 // Where a job comes from: its cell, unless its name says so already
@@ -581,7 +586,7 @@ function runningRow(view, element, job) {
     ["interrupt", "Interrupt", true, () => view.act("interrupt", keyOf(job))],
     own && ["cancel", "Kill", true, () => view.act("cancel", keyOf(job), true)],
     job.has_log && ["logs", "Logs", false, () => view.log.open(job)],
-    ["goTo", "Go to cell", false, () => view.act("goTo", element.job)],
+    goTo(view, element, job),
   ]);
 }
 
@@ -590,7 +595,10 @@ function waitingRow(view, element, job) {
   setText(text, jobText(job));
   view.clock(time, job.seconds);
   setText(more, job.waits_for || "");
-  buttons(view, element, job, [["cancel", "Cancel", true, () => view.act("cancel", keyOf(job), false)]]);
+  buttons(view, element, job, [
+    ["cancel", "Cancel", true, () => view.act("cancel", keyOf(job), false)],
+    goTo(view, element, job),
+  ]);
 }
 
 function finishedRow(view, element, job) {
@@ -598,17 +606,29 @@ function finishedRow(view, element, job) {
   const sign = { done: "✓", failed: "✗", cancelled: "■" }[job.state] || "";
   setText(text, [sign, jobText(job), job.state].filter(Boolean).join(" "));
   setText(time, timeText(job.seconds));
-  setText(more, [devicesText(job), ...tookText(job, job.memory)].join(", "));
-  buttons(view, element, job, [job.has_log && ["logs", "Logs", false, () => view.log.open(job)]]);
+  setText(more, [placedText(job), ...tookText(job, job.memory)].filter(Boolean).join(", "));
+  buttons(view, element, job, [
+    job.has_log && ["logs", "Logs", false, () => view.log.open(job)],
+    goTo(view, element, job),
+  ]);
 }
 
 function actorRow(view, element, actor) {
   const { text, time, more } = element.parts;
   const state = actor.state === "alive" && !actor.running ? "idle" : actor.state;
-  setText(text, `${jobText({ ...actor, name: actorText(actor) })} ${devicesText(actor)} ${state}`);
+  const named = { ...actor, name: actorText(actor) };
+  setText(text, [jobText(named), placedText(actor), state].filter(Boolean).join(" "));
   view.clock(time, actor.seconds);
   setText(more, [memoryText(actor.memory), actor.waiting ? `${actor.waiting} calls wait` : ""].filter(Boolean).join("; "));
-  buttons(view, element, actor, [["kill", "Kill", true, () => view.act("kill", keyOf(actor))]]);
+  buttons(view, element, named, [
+    ["kill", "Kill", true, () => view.act("kill", keyOf(actor))],
+    goTo(view, element, actor),
+  ]);
+}
+
+// To the cell that it comes from, if there is one
+function goTo(view, element, job) {
+  return known(job.cell_id) && ["goTo", "Go to cell", false, () => view.act("goTo", element.job)];
 }
 
 // Buttons for the actions that there are; those that stop something ask once more. Each has a place

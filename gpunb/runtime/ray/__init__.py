@@ -16,8 +16,7 @@ def connect(address: str, **settings: Any) -> Any:
     """Join a Ray cluster, or start one on this machine; the backend of this kernel.
 
     Args:
-        address: ``"ray"`` for the cluster that runs here (or that RAY_ADDRESS names), else a new
-            one; ``"ray://host:port"`` for one that is reached as a Ray client.
+        address: ``"ray"``: the cluster that runs here, or that RAY_ADDRESS names, else a new one.
         settings: for a new cluster, as `ray.init` takes them.
 
     Raises:

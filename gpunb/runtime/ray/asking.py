@@ -130,6 +130,12 @@ class Cluster:
             "there to bring another node"
         )
 
+    def refusal(self, demand: Demand) -> str | None:
+        """Why it can never be given, or None if it can, or a node that gives it may come."""
+        if self.feasible(demand) or scaling() is not None:
+            return None
+        return self.never(demand)
+
     def feasible(self, demand: Demand) -> bool:
         """Whether some node can ever give it."""
         wanted = needs(demand)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gpunb import serialize
 from gpunb.core.resources import Demand
 from gpunb.core.tasks import ActorId, TaskId
-from gpunb.runtime.ray.jobs import Job
+from gpunb.runtime.output import Pipe
+from gpunb.runtime.ray.jobs import LEFT, Job
 from gpunb.runtime.ray.parcels import pack
 from gpunb.serialize import Payload
 
@@ -34,10 +35,12 @@ class Hearing:
         task: TaskId,
         *about: Any,
     ) -> None:
-        attempt, pid, node, gpus, worker, *call = about
+        attempt, pid, node, gpus, worker, log, *call = about
         job = self._jobs.get(task) or self._nested(task, *call)
-        job.state, job.attempt, job.pid, job.worker = "running", attempt, pid, worker
+        job.state = job.state if job.over else "running"  # its result may come before its word
+        job.attempt, job.pid, job.worker = attempt, pid, worker
         job.node_id, job.gpus, job.began = node, tuple(gpus), time.monotonic()
+        job.log, job.exit, job.stderr = log, None, Pipe()
         self._kernel.warming.began(job)
         on = getattr(job.sink, "on", None)
         if on is not None:
@@ -45,6 +48,8 @@ class Hearing:
 
     def _text(self, task: TaskId, stream: str, text: str) -> None:
         job = self._jobs.get(task)
+        if job is not None and stream == "stderr":
+            job.stderr.feed(text)
         if job is not None and (sink := self._sink(job)) is not None:
             self._by(sink, job)
             sink.text(stream, text)
@@ -56,7 +61,9 @@ class Hearing:
             sink.show(kind, content, [self._kernel.arrived(each) for each in parcels])
 
     def _made(self, task: TaskId) -> None:
-        job = self._jobs.get(task)
+        job, actor = self._jobs.get(task), self._jobs.actors.get(task)
+        if actor is not None:
+            actor.made = True
         if job is not None:
             job.told.set()
 
@@ -68,7 +75,7 @@ class Hearing:
             job.state, job.began = "queued", None
             return
         if job.kind != "create":
-            self._jobs.end(job, "cancelled" if job.cancelled and state == "failed" else state)
+            self._jobs.end(job, state)
             self._kernel.warming.over()
         job.told.set()
 
@@ -77,7 +84,20 @@ class Hearing:
         self._kernel.ended(actor, f"its constructor failed: {failure}")
 
     def _left(self, actor: ActorId) -> None:
-        self._kernel.ended(actor, "it left by itself, with exit_actor or sys.exit")
+        self._kernel.ended(actor, LEFT)
+
+    def _exits(self, task: TaskId, status: int) -> None:
+        job = self._jobs.get(task)
+        if job is None or job.over:
+            return
+        job.exit = status
+        actor = self._jobs.actors.get(job.actor)
+        if actor is not None and not actor.new.rules.max_restarts:
+            why = f"its process exited with status {status}{job.last_words()}"
+            self._kernel.ended(job.actor, why)
+
+    def _mark(self, number: int) -> None:
+        self._kernel.marks.pop(number).set()
 
     def _late(self, task: TaskId, seconds: float) -> None:
         job = self._jobs.get(task)

@@ -8,9 +8,17 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpunb.backend import NewActor
+from gpunb.backend import SESSIONS, NewActor
 from gpunb.core.resources import GPU, UNIT, Demand
 from gpunb.core.tasks import ActorId, TaskId
+from gpunb.runtime.output import Pipe
+
+KILLED = "it was killed"
+LEFT = "it left by itself, with exit_actor or sys.exit"
+RELEASED = "its last handle is gone"
+
+WANTED = {KILLED: "cancelled", LEFT: "done", RELEASED: "done"}
+"""How an actor has ended, by the reason; any other end is a failure."""
 
 HISTORY = 1000
 """Jobs that are over and still known."""
@@ -24,6 +32,8 @@ class Job:
         ref: of its first result while it is not over; None later, so that nothing is kept.
         began: on the clock of `time.monotonic`; None before.
         node: the address of the node that it runs on.
+        log: on that node, the file to which Python writes a fatal error of its process.
+        exit: the status with which its process has said that it would exit.
     """
 
     id: TaskId
@@ -44,6 +54,9 @@ class Job:
     pid: int | None = None
     attempt: int = 1
     worker: str = ""
+    log: str = ""
+    exit: int | None = None
+    stderr: Pipe = field(default_factory=Pipe)
     cancelled: bool = False
     late: float | None = None
     told: threading.Event = field(default_factory=threading.Event)
@@ -74,6 +87,11 @@ class Job:
         share = min(1.0, self.demand.gpus / UNIT / max(1, len(self.gpus))) or 1.0
         return [[GPU, each, share] for each in self.gpus]
 
+    def last_words(self) -> str:
+        """The end of its standard error, for a message; empty if there was none."""
+        text = self.stderr.last_lines()
+        return f"\nThe last lines of its standard error were:\n{text}" if text.strip() else ""
+
     def facts(self) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -83,14 +101,13 @@ class Job:
             "gpus": list(self.gpus),
             "devices": self.devices,
             "pid": self.pid,
-            "peak": None,
-            "hint": None,
         }
 
 
 @dataclass(eq=False)
 class Actor:
-    """An actor. `own` if it was made in this session, which then knows of its end."""
+    """An actor. `own` if it was made in this session, which then knows of its end; `made` once
+    its constructor has succeeded."""
 
     id: ActorId
     handle: Any
@@ -100,13 +117,30 @@ class Actor:
     job: Job | None = None
     ended: bool = False
     own: bool = True
+    made: bool = False
     why: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "session" if self.new.namespace.startswith(SESSIONS) else "actor"
+
+    @property
+    def label(self) -> str:
+        """Its class, and its name if it has one; a session of cells says its name by itself."""
+        named = self.kind == "actor" and self.new.name is not None
+        return f"{self.name} {self.new.name}" if named else self.name
+
+    def _state(self) -> str:
+        if self.ended:
+            return "ending"
+        if self.made or not self.own:
+            return "alive"
+        return "starting" if self.job is not None and self.job.began is not None else "queued"
 
     def facts(self) -> dict[str, Any]:
         job = self.job
-        began = job is not None and job.began is not None
         return {
-            "state": "ending" if self.ended else "running" if began else "queued",
+            "state": self._state(),
             "gpus": list(job.gpus) if job is not None else [],
             "devices": job.devices if job is not None else [],
             "pid": job.pid if job is not None else None,
@@ -138,17 +172,23 @@ class Jobs:
         with self._lock:
             if self.open.pop(job.id, None) is None:
                 return
-            job.state = state
-            job.ended = time.monotonic()
-            job.ref = None
-            self.past[job.id] = job
-            self.counts["ended"] += 1
-            if len(self.past) > HISTORY:
-                self.past.popitem(last=False)
+            if state == "done" and job.kind == "cell" and getattr(job.sink, "failed", False):
+                state = "failed"  # a cell that raised has brought its error home
+            self._keep(job, "cancelled" if job.cancelled and state == "failed" else state)
         if job.kind != "create" and (end := getattr(job.sink, "end", None)) is not None:
             end()
 
-    def forget(self, actor: ActorId) -> None:
-        """An actor is gone: its constructor is no work any more."""
+    def leave(self, actor: ActorId, why: str) -> None:
+        """An actor is gone: it is over, with the time that it lived."""
         with self._lock:
-            self.open.pop(actor, None)
+            job = self.open.pop(actor, None)
+            if job is not None:
+                self._keep(job, WANTED.get(why, "failed"))
+
+    def _keep(self, job: Job, state: str) -> None:
+        """Under the lock: it is over."""
+        job.state, job.ended, job.ref = state, time.monotonic(), None
+        self.past[job.id] = job
+        self.counts["ended"] += 1
+        if len(self.past) > HISTORY:
+            self.past.popitem(last=False)

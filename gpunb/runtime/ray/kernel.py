@@ -24,10 +24,10 @@ from gpunb.core.tasks import ActorId, TaskId
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import numbers
 from gpunb.runtime.picture import INTERVAL, PULSE, Watch, Watcher, timeless
-from gpunb.runtime.ray import failures, hosts
+from gpunb.runtime.ray import crashes, failures, hosts
 from gpunb.runtime.ray.asking import TYPE, shown
 from gpunb.runtime.ray.hearing import Hearing
-from gpunb.runtime.ray.jobs import HISTORY, Actor, Job, Jobs
+from gpunb.runtime.ray.jobs import HISTORY, RELEASED, Actor, Job, Jobs
 from gpunb.runtime.ray.kits import Kit, changes
 from gpunb.runtime.ray.mailbox import KERNEL, Mail, Sender, box
 from gpunb.runtime.ray.onray import Head, OnRay
@@ -56,18 +56,15 @@ def start(address: str, settings: Mapping[str, Any]) -> Kernel:
     auto_init_hook.enable_auto_connect = False
     if own:
         wanted = {name: value for name, value in settings.items() if value is not None}
-        client = address.startswith("ray://")
         # Output comes by the mailbox. Who wants the dashboard starts the cluster by hand.
         quiet: dict[str, Any] = {
             "log_to_driver": False,
             "logging_level": logging.ERROR,
             "include_dashboard": False,
         }
-        if client and wanted:
-            raise ValueError(f"{', '.join(wanted)} cannot be said with address={address!r}")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
-            ray.init(address if client else None, **({} if client else quiet), **wanted)
+            ray.init(**quiet, **wanted)
         except ConnectionError as error:
             raise GpunbError(f"address={address!r} cannot be reached: {error}") from error
         except ValueError as error:
@@ -83,12 +80,9 @@ def start(address: str, settings: Mapping[str, Any]) -> Kernel:
             "has is settled"
         )
     if ray.util.client.ray.is_connected():
-        if own:
-            ray.shutdown()
         raise GpunbError(
-            f"address={address!r} is Ray client, which cannot carry streams, callbacks and live "
-            "output: run the notebook on a machine of the cluster and use gpunb.init('ray'), "
-            "which joins the cluster there"
+            "ray.init has connected as a Ray client, which carries no streams, callbacks and live "
+            "output. Run the notebook on a node of the cluster, and use gpunb.init('ray') there"
         )
     try:
         return Kernel(own=own)
@@ -124,6 +118,8 @@ class Kernel(OnRay):
         self.warming = Warming(self)
         self.box = box(context.get_node_id())
         self._sender = Sender()
+        self.marks: dict[int, threading.Event] = {}
+        self._hush = crashes.Hush(self._is_ours)
         self._mail = Mail(self.box, KERNEL, Hearing(self).hear)
         self._over = threading.Event()
         self._looker = threading.Thread(target=self._look, name="gpunb-look", daemon=True)
@@ -224,16 +220,32 @@ class Kernel(OnRay):
         if job is not None:
             actor = self._actors.get(job.actor)
             cause = failures.root(error)
-            if actor is not None and actor.why and isinstance(cause, ray.exceptions.ActorDiedError):
-                gone = failures.ours_of(cause, job.label)
-                kind = type(gone)
-                return serialize.dumps(kind(f"{job.label}: the actor is gone: {actor.why}"))
+            if actor is not None and isinstance(cause, ray.exceptions.ActorDiedError):
+                known = crashes.account(job)
+                if why := f"its process {known}" if known else actor.why:
+                    kind = type(failures.ours_of(cause, job.label))
+                    return serialize.dumps(kind(f"{job.label}: the actor is gone: {why}"))
+            if isinstance(cause, ray.exceptions.WorkerCrashedError):
+                return serialize.dumps(crashes.error_of(job, cause))
         return payload
 
     def settle(self, task: TaskId) -> None:
         job = self.jobs.get(task)
-        if job is not None and not self._mail.mine():
+        if self._mail.mine() or self.closed:
+            return
+        if job is not None:
             job.told.wait(_TOLD_WITHIN)
+        elif not task:
+            number = next(self._numbers)
+            heard = self.marks[number] = threading.Event()
+            self._sender.send(self.box, KERNEL, [("mark", number)])
+            heard.wait(_TOLD_WITHIN)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether a process has run something of this session."""
+        if self.ends_ray:
+            return True
+        return any(job.pid == pid for job in [*self.jobs.open.values(), *self.jobs.past.values()])
 
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
         self._check_alive()
@@ -283,6 +295,8 @@ class Kernel(OnRay):
             case "actor":
                 known = self._actors.get(*arguments)
                 return None if known is None or self.is_over(known) else known.facts()
+            case "refusal":
+                return self.cluster.refusal(*arguments)
             case "status" | "timeline" | "session" | "why" | "notes" | "memory":
                 return getattr(self.status, what)(*arguments)
             case _:
@@ -295,15 +309,19 @@ class Kernel(OnRay):
         self._over.set()
         atexit.unregister(self.shutdown)
         self._mail.close()
+        self._hush.close()
         for watch in self._watches:
             if not watch.stopped:
                 watch.watcher(None)
         self.changed.set()
-        self._calls.put(None)
-        if ray.is_initialized():
-            for job in list(self.jobs.open.values()):
-                if job.ref is not None and job.kind != "create":
+        for job in list(self.jobs.open.values()):
+            if job.kind != "create":
+                if ray.is_initialized():
                     self.stop(job)
+                self.jobs.end(job, "failed")
+        self._calls.put(None)
+        if self._caller is not None and self._caller is not threading.current_thread():
+            self._caller.join(_ENDS_WITHIN)
         self.table.close()
         self._actors.clear()
         if ray.is_initialized():
@@ -387,13 +405,13 @@ class Kernel(OnRay):
     def ended(self, actor: ActorId, why: str) -> None:
         super().ended(actor, why)
         self.told.pop(hosts.key_of(actor), None)
-        self.jobs.forget(actor)
+        self.jobs.leave(actor, why)
 
     def _let_go(self, obj: ObjectId, ref: Any) -> None:
         if obj[1] == HANDLE:
             known = self._actors.get(obj[0])
             if known is not None and known.handle is None and known.new.name is None:
-                self.ended(obj[0], "its last handle is gone")
+                self.ended(obj[0], RELEASED)
 
     def _look(self) -> None:
         """Find what ended without a word: crashed, cancelled in the queue, lost with its node."""
@@ -427,7 +445,7 @@ class Kernel(OnRay):
         except ray.exceptions.TaskCancelledError:
             return "cancelled"
         except Exception:
-            return "cancelled" if job.cancelled else "failed"
+            return "failed"
         return "done"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -37,6 +38,8 @@ class Objects(ABC):
         self._labels: OrderedDict[TaskId, tuple[str, ActorId]] = OrderedDict()
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._caller: threading.Thread | None = None
+        self._awaited: dict[int, Callable[[], None]] = {}
+        self._waits = itertools.count()
         self._actors: dict[ActorId, Actor] = {}
 
     @abstractmethod
@@ -44,7 +47,7 @@ class Objects(ABC):
         """The number of a new object that was put."""
 
     def settle(self, task: TaskId) -> None:  # noqa: B027 - workers show nothing of others
-        """Return when what the task has shown is there."""
+        """Return when what the task has shown is there; 0 for one that could not say which."""
 
     def put(self, payload: Payload) -> ObjectId:
         obj = (0, self.new_put())
@@ -119,8 +122,9 @@ class Objects(ABC):
                 if ref in ready and (found := _raised(ref)) is not None:
                     error = found
                     break
-        if task := failures.told(error):
-            self.settle(task)
+        told = failures.told(error)
+        if told or isinstance(failures.root(error), rays.RayError):
+            self.settle(told)
         task = objects[place][0]
         payload = self.failure_of(task, error)
         return Outcome(payload, failed=True)
@@ -181,19 +185,29 @@ class Objects(ABC):
         if self._caller is None:
             self._caller = threading.Thread(target=self._call, name="gpunb-calls", daemon=True)
             self._caller.start()
-        ref._on_completed(lambda value: self._calls.put((callback, value)))
+        number = next(self._waits)
+        self._awaited[number] = callback
+        ref._on_completed(lambda value: self._calls.put((number, value)))
 
     def _call(self) -> None:
-        """Call back those who wait for objects, once all is there that was shown before."""
+        """Call back those who wait for objects, once all is there that was shown before; at the
+        end those who wait in vain."""
         while (item := self._calls.get()) is not None:
-            callback, value = item
+            number, value = item
+            callback = self._awaited.pop(number)
             try:
                 task = value.told if isinstance(value, Parcel) else 0
                 if isinstance(value, BaseException):
                     task = failures.told(value)
+                lost = isinstance(value, rays.RayError) and not isinstance(value, rays.RayTaskError)
                 del value, item
-                if task:
+                if task or lost:
                     self.settle(task)
+                callback()
+            except Exception:
+                traceback.print_exc()
+        for callback in list(self._awaited.values()):
+            try:
                 callback()
             except Exception:
                 traceback.print_exc()

@@ -25,12 +25,13 @@ from gpunb.backend import (
 )
 from gpunb.core.tasks import ActorId, TaskId, TaskSpec
 from gpunb.exceptions import (
+    ActorAlreadyExistsError,
     ActorDiedError,
     PendingCallsLimitExceeded,
 )
 from gpunb.runtime.ray import failures, hosts
 from gpunb.runtime.ray.asking import Cluster
-from gpunb.runtime.ray.jobs import Actor
+from gpunb.runtime.ray.jobs import KILLED, Actor
 from gpunb.runtime.ray.objects import Objects
 from gpunb.runtime.ray.parcels import Parcel, pack
 from gpunb.runtime.ray.streams import Stream
@@ -234,7 +235,7 @@ class OnRay(Objects):
                 raise
             if new.get_if_exists:
                 return self.find_actor(new.name, new.namespace)[0]
-            raise ValueError(
+            raise ActorAlreadyExistsError(
                 f"the name {new.name!r} is taken by another actor: have that one with "
                 f"gpunb.get_actor({new.name!r}) or get_if_exists=True, or end it with gpunb.kill"
             ) from None
@@ -311,7 +312,7 @@ class OnRay(Objects):
             return
         ray.kill(handle, no_restart=not restart)
         if not restart:
-            self.ended(actor, "it was killed")
+            self.ended(actor, KILLED)
 
     def ended(self, actor: ActorId, why: str) -> None:
         """An actor is gone for good."""

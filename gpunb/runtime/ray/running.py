@@ -20,7 +20,7 @@ from gpunb.runtime.ray.hosts import key_of
 from gpunb.runtime.ray.kits import Kit, setup_of
 from gpunb.runtime.ray.onray import Head
 from gpunb.runtime.ray.parcels import Parcel, pack
-from gpunb.runtime.ray.worker import InWorker, here
+from gpunb.runtime.ray.worker import InWorker, exit_at_once, here
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 from gpunb.workers.hosting import _tag_output
@@ -59,8 +59,10 @@ class Running(InWorker):
         with self._captured(), self._watched(head), self._listening(head):
             try:
                 try:
-                    self._interrupts.begin((head.task, work.attempt))
+                    self._interruptible((head.task, work.attempt))
                     value = runner.call(work, [])
+                    if head.kind == "cell" and self._is_given_up():
+                        raise KeyboardInterrupt  # which is in what it brings home
                     report, results = "ok", runner.results(work, value)
                 finally:
                     self._interrupts.end()
@@ -81,7 +83,7 @@ class Running(InWorker):
         with own, self._watched(head), self._listening(head), self._within(work):
             try:
                 if not self._several:
-                    self._interrupts.begin((head.task, work.attempt))
+                    self._interruptible((head.task, work.attempt))
                 value = runner.call(work, [])
                 if not hasattr(value, "__next__"):
                     text = f"{head.name} (#{head.task}) was to yield its results, but returned"
@@ -117,7 +119,7 @@ class Running(InWorker):
         with self._captured():
             try:
                 try:
-                    self._interrupts.begin((head.task, work.attempt))
+                    self._interruptible((head.task, work.attempt))
                     self._runner.call(work, [])
                     report = "ok"
                 finally:
@@ -181,7 +183,7 @@ class Running(InWorker):
         if not several:
             self.enter(runner.context(work, lambda: self._is_cancelled(head.task)))
         node = ray.get_runtime_context().get_node_id()
-        news = (head.task, attempt, os.getpid(), node, gpus, self.key)
+        news = (head.task, attempt, os.getpid(), node, gpus, self.key, self.fatal)
         self._tell(("began", *news, head.name, head.kind, head.parent, head.sink, head.actor))
         return work
 
@@ -354,7 +356,7 @@ class Running(InWorker):
         def too_late() -> None:
             self._tell(("late", head.task, head.timeout))
             self._post.flush(self._box)
-            os._exit(1)
+            exit_at_once(1)
 
         timers = [threading.Timer(head.timeout, late)]
         if not self._several:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from gpunb.core.snapshot import VERSION
 from gpunb.exceptions import GpunbError
 from gpunb.runtime import origin
 from gpunb.runtime.ray.jobs import Job
+from gpunb.runtime.trends import Trends
 
 if TYPE_CHECKING:
     from gpunb.runtime.ray.kernel import Kernel
@@ -26,6 +28,8 @@ class Status:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._session = {**origin.about(), "kernel": None, "head": None}
+        self._trends = Trends()
+        self._noting = threading.Lock()
 
     def session(self) -> dict[str, Any]:
         return dict(self._session)
@@ -88,11 +92,16 @@ class Status:
         total, free = kernel.ask("total"), kernel.ask("available")
         past = list(kernel.jobs.past.values())
         finished = [self._past(each) for each in reversed(past[-FINISHED:])]
+        now, devices = time.time(), self._devices()
+        with self._noting:
+            self._trends.note(now, devices)
+            for device in devices:
+                device["history"] = self._trends.of(device["key"])
         return {
             "version": VERSION,
-            "time": time.time(),
+            "time": now,
             "session": self.session(),
-            "devices": self._devices(),
+            "devices": devices,
             "cpus": total.get("CPU", 0),
             "cpus_free": free.get("CPU", 0),
             "total": total,
@@ -177,7 +186,6 @@ class Status:
                         "usage": dict(_UNMEASURED),
                         "others": [],
                         "health": None,
-                        "history": None,
                     }
                 )
         return rows
@@ -223,12 +231,15 @@ class Status:
 
     def _past(self, job: Job) -> dict[str, Any]:
         ended, devices = job.ended or time.monotonic(), self._holds(job)["devices"]
+        actor = self._kernel.jobs.actors.get(job.id)
+        lived = actor if actor is not None and actor.made else None
         return {
             **job.facts(),
             "gpus": [ident for _, ident, _ in devices],
             "devices": devices,
-            "kind": job.kind,
-            "actor": job.actor or None,
+            "name": lived.label if lived is not None else job.name,
+            "kind": lived.kind if lived is not None else job.kind,
+            "actor": job.actor if job.actor not in (0, job.id) else None,
             **self._place(job),
             "waited": round(job.waited, 3),
             "ended": round(time.time() - (time.monotonic() - ended), 3),
@@ -247,7 +258,7 @@ class Status:
             "id": actor.id,
             "name": facts["name"],
             "class": facts["class"],
-            "kind": "session" if actor.new.namespace.startswith("\0") else "actor",
+            "kind": actor.kind,
             "state": facts["state"],
             "seconds": round(job.seconds, 3) if job is not None and job.began else None,
             **self._place(job),
@@ -262,5 +273,6 @@ class Status:
 
 
 def _gpu_seconds(job: Job) -> float:
-    held = job.demand.gpus / UNIT if job.gpus else 0.0
+    """What runs in an actor has what that one holds."""
+    held = job.demand.gpus / UNIT if job.gpus and job.actor in (0, job.id) else 0.0
     return job.seconds * held

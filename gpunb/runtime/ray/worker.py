@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import faulthandler
 import itertools
 import os
 import random
@@ -11,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 
@@ -24,6 +25,7 @@ from gpunb.runtime.ray.kits import Kit
 from gpunb.runtime.ray.mailbox import Ear, Post
 from gpunb.runtime.ray.onray import Head, OnRay
 from gpunb.runtime.ray.parcels import pack
+from gpunb.runtime.ray.waking import Waking
 from gpunb.serialize import Payload
 from gpunb.workers import messages as msg
 from gpunb.workers.interrupts import NOTICE, WAKE, WAKE_AFTER, Interrupts, unread
@@ -31,6 +33,11 @@ from gpunb.workers.running import Runner
 
 _FRESH = 1.0
 """Seconds for which what the cluster has is not asked for again."""
+
+_LAST_WORDS_WITHIN = 2.0
+"""Seconds for which the end of this process waits until its output has arrived."""
+
+exit_at_once = os._exit
 
 here: contextvars.ContextVar[Context | None] = contextvars.ContextVar("gpunb_ray", default=None)
 
@@ -45,6 +52,7 @@ class InWorker(OnRay):
         self.key = f"worker-{os.getpid()}-{start:x}"
         reading, self._notices = os.pipe()
         self._interrupts = Interrupts(reading)
+        self._waking = Waking()
         self._runner: Any = Runner(self, self._interrupts)  # type: ignore[arg-type]
         self._post = Post()
         self._capture: Capture | None = None
@@ -70,6 +78,10 @@ class InWorker(OnRay):
         self._main = threading.main_thread().ident
         if threading.current_thread() is threading.main_thread():
             self._interrupts.listen()
+            signal.signal(signal.SIGINT, self._signalled)
+        self._pid = os.getpid()
+        self.fatal = _fatal_to_log()
+        os._exit = self._exit
 
     # -------------------------------------------------------------------------- as the API sees it
 
@@ -229,6 +241,15 @@ class InWorker(OnRay):
         with self._captured():
             comms.told(message, payloads)
 
+    def _interruptible(self, attempt: tuple[int, int]) -> None:
+        """From now on interrupts are meant for this attempt."""
+        self._waking.listen()
+        self._interrupts.begin(attempt)
+
+    def _signalled(self, number: int, frame: Any) -> None:
+        self._waking.seen()
+        self._interrupts.signalled(number, frame)
+
     def _interrupt(self, task: TaskId) -> None:
         """Raise KeyboardInterrupt in a call on the main thread; others are told if they ask."""
         self._stopped.add(task)
@@ -247,9 +268,22 @@ class InWorker(OnRay):
                 return
             signal.pthread_kill(self._main or 0, WAKE)
 
+    def _exit(self, status: int) -> NoReturn:
+        """Exit as `os._exit` does, but let arrive what was printed before."""
+        task = self.context().task
+        if os.getpid() == self._pid and task is not None and self._box is not None:
+            with contextlib.suppress(Exception):
+                if self._capture is not None:
+                    self._capture.drain(_LAST_WORDS_WITHIN)
+                self._tell(("exits", task, status))
+                self._post.flush(self._box, _LAST_WORDS_WITHIN)
+        exit_at_once(status)
+
     def _is_cancelled(self, task: TaskId) -> bool:
-        if task in self._stopped:
-            return True
+        return task in self._stopped or self._is_given_up()
+
+    def _is_given_up(self) -> bool:
+        """Whether what runs here was cancelled, and not only interrupted."""
         try:
             return bool(ray.get_runtime_context().is_canceled())
         except Exception:
@@ -266,3 +300,15 @@ class InWorker(OnRay):
         task = self._context.task
         if task is not None:
             self._tell(("text", task, stream, text))
+
+
+def _fatal_to_log() -> str:
+    """Have Python write a fatal error to Ray's log of this process, from where it can be read when
+    the process is gone; its path, or an empty text."""
+    try:
+        log = os.dup(2)
+        faulthandler.enable(log, all_threads=False)
+        path = os.readlink(f"/proc/self/fd/{log}")
+    except OSError:
+        return ""
+    return path if os.path.isfile(path) else ""

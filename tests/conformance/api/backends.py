@@ -53,12 +53,14 @@ CLUSTERS = ("num_cpus", "num_gpus", "resources")
 
 
 class Errors:
-    """The errors under one name each; gpunb calls three of them by its own."""
+    """The errors, under the names that both libraries have for them."""
 
     _known = importlib.import_module(f"{BACKEND}.exceptions")
-    Any = _known.RayError if ON_RAY else _known.GpunbError
-    Task = _known.RayTaskError if ON_RAY else _known.TaskError
-    Actor = _known.RayActorError if ON_RAY else _known.ActorError
+    Any = _known.RayError
+    Task = _known.RayTaskError
+    Actor = _known.RayActorError
+    NameTaken = _known.ActorAlreadyExistsError
+    StoreFull = _known.ObjectStoreFullError
     ActorDied = _known.ActorDiedError
     ActorUnavailable = _known.ActorUnavailableError
     Cancelled = _known.TaskCancelledError

@@ -67,8 +67,10 @@ def test_a_name_that_is_no_text(value):
 
 def test_a_name_that_is_taken(name):
     counter = Counter.options(name=name).remote()
-    with pytest.raises(ValueError, match="counter"):
+    with pytest.raises(ValueError, match="counter") as raised:
         Counter.options(name=name).remote()
+    assert isinstance(raised.value, errors.NameTaken)
+    assert isinstance(raised.value, errors.Any)
     assert get(counter.add.remote()) == 1
 
 

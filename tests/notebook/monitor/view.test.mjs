@@ -28,7 +28,7 @@ test("what something took is told as far as it is worth a word", () => {
   const words = ["1:10 of GPU time", "waited 20 s", "peak 1 GiB"];
   assert.deepEqual(view.tookText(took, memory), words);
   assert.deepEqual(view.tookText(took, took), words);
-  assert.deepEqual(view.tookText({ gpu_seconds: 0, waited: 0.3 }, { peak: null }), []);
+  assert.deepEqual(view.tookText({ gpu_seconds: 0.4, waited: 0.3 }, { peak: null }), []);
   assert.deepEqual(view.tookText({}, null), []);
 });
 
@@ -73,6 +73,9 @@ test("a holder that is not listed has no name, and is not said to end", () => {
 test("devices of other kinds are told by their own names", () => {
   assert.equal(view.devicesText(job(1)), "CPU");
   assert.equal(view.devicesText(job(1, { devices: [["GPU", 0, 0.5], ["NPU", 0, 1]] })), "GPU 0 (0.5), NPU 0 (1)");
+  assert.equal(view.placedText(job(1, { pid: 7 })), "CPU");
+  assert.equal(view.placedText(job(1, { pid: null })), "", "it never ran");
+  assert.equal(view.placedText(job(1, { devices: [["GPU", 0, 0.5]] })), "GPU 0 (0.5)");
   const time = 100;
   const both = snapshot({ time, running: [job(1, { devices: [["NPU", 0, 1]] }), job(2, { devices: [["GPU", 0, 1]] })] });
   const bars = view.barsOf(device({ resource: "NPU" }), both);

@@ -235,10 +235,10 @@ class _Prefixed(output.Console):
 
 def install(shell: Any) -> None:
     """In a Jupyter kernel, send what functions print to the cells that submitted them."""
-    from ipykernel.iostream import OutStream
-
-    # The notebook's own, as in `def log(text, file=sys.stderr)`, become those of the worker.
-    copyreg.pickle(OutStream, lambda stream: (getattr, (sys, stream.name)))
+    streams: Any = sys.modules.get("ipykernel.iostream")
+    if streams is not None:
+        # The notebook's own, as in `def log(text, file=sys.stderr)`, become those of the worker.
+        copyreg.pickle(streams.OutStream, lambda stream: (getattr, (sys, stream.name)))
     _late(shell)  # from now on it sees which cell runs
 
     def sink(name: str) -> Sent:

@@ -39,7 +39,7 @@ _PERIOD = 0.3
 between two looks."""
 
 _AGAIN = 5.0
-"""Seconds until handles are let go once more in the same cell."""
+"""Seconds until handles are let go once more in the same cell; from then on twice as many."""
 
 
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -113,13 +113,15 @@ class _Watch:
         gc.collect()
 
     def _look(self) -> None:
-        last, then = 0, 0.0  # to collect garbage takes its time
+        last, then, pause = 0, 0.0, _AGAIN
         while True:
             self._runs.wait()
             time.sleep(_PERIOD)
             number, now = self._shell.execution_count, time.monotonic()
-            again = number != last or now > then + _AGAIN
+            again = number != last or now > then + pause
             if again and self._runs.is_set() and _waits():
+                # To collect garbage takes its time, and a queue may be long for other reasons.
+                pause = 2 * pause if number == last else _AGAIN
                 last, then = number, now
                 self.let_go()
 

@@ -110,7 +110,7 @@ def test_nothing_is_lost(notebooks: list[Kernel]) -> None:
     with gpunb.init("lab"):
         assert sorted(collected()) == [7000 + each for each in range(CELLS)]
         eventually(lambda: gpunb.status()["queued"] == 0 and not gpunb.status()["running"])
-        assert gpunb.available_resources() == gpunb.cluster_resources()
+        eventually(lambda: gpunb.available_resources() == gpunb.cluster_resources(), "all is free")
 
 
 def collected() -> list[int]:

@@ -169,16 +169,16 @@ class Interrupts:
                 self._unsignalled = max(0, self._unsignalled) + len(meant)
                 self._expected_until = time.monotonic() + _SIGNAL_DELAY
                 found += meant
-            # The notice of a signal that came by now may have come after the others were read.
-            again = bool(self._signals)
+            self._unsignalled -= signals
+            signals = 0
+            # The notice of a signal that came by now may have come after the others were read: look
+            # again for each that is counted here, also for one that comes while they are counted.
             while self._signals:
                 self._signals.pop()
                 signals += 1
-            self._unsignalled -= signals
             self._collecting = False
-            if not again and not self._signals:
+            if not signals and not self._signals:
                 return found
-            signals = 0
 
     def _notices(self) -> list[Attempt]:
         try:

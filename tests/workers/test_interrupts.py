@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 import time
+import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from gpunb import serialize
+from gpunb.workers import interrupts as interrupts_module
 from gpunb.workers import messages, shell
 from gpunb.workers.interrupts import NOTICE, Interrupts
 from gpunb.workers.running import Runner
@@ -109,6 +112,65 @@ def test_an_interrupt_that_comes_while_notices_are_read_is_seen(
         attempt()
     assert ours.hit
     ours.end()
+
+
+class Steps:
+    """Does something just before the nth step of Python's in the module of interrupts."""
+
+    def __init__(self, nth: int, do: Callable[[], None]) -> None:
+        self.left = nth
+        self._do = do
+
+    def trace(self, frame: types.FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != interrupts_module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                self._do()
+        return self.trace
+
+
+@pytest.mark.parametrize("already", [False, True], ids=["none", "another"])
+def test_an_interrupt_between_any_two_steps_is_seen(
+    interrupts: tuple[Interrupts, int], already: bool
+) -> None:
+    """Whether it comes while an attempt begins or while another signal is looked at."""
+    ours, notices = interrupts
+
+    def comes() -> None:
+        os.write(notices, NOTICE.pack(*ATTEMPT))
+        signal.raise_signal(signal.SIGINT)
+
+    def attempt(steps: Steps) -> None:
+        sys.settrace(steps.trace)
+        try:
+            ours.begin(ATTEMPT)
+            if already:
+                signal.raise_signal(signal.SIGINT)
+        finally:
+            sys.settrace(None)
+        ours.end()
+
+    for nth in itertools.count(1):
+        ours._early.clear()
+        if already:  # one whose notice has been read, so that its signal says nothing
+            ours._unsignalled, ours._expected_until = 1, time.monotonic() + 60
+        steps = Steps(nth, comes)
+        try:
+            attempt(steps)
+        except KeyboardInterrupt:
+            assert ours.hit, nth
+            continue
+        finally:
+            ours.end()
+        if steps.left > 0:
+            assert nth > 50
+            return
+        # It may only have come when the attempt was over.
+        assert ATTEMPT in ours._early, nth
 
 
 def test_a_cell_that_starts_is_interrupted_once_its_shell_is_made(

@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from gpunb import signals
 from gpunb.signals import UNDIVIDED, interrupt_later
+from tests.stepping import every_step
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +109,19 @@ def test_an_interrupt_comes_again_after_a_destructor():
     interrupt_later()
     with pytest.raises(KeyboardInterrupt):
         time.sleep(10)
+
+
+def test_an_interrupt_between_any_two_steps_is_raised_once_and_no_later():
+    for steps in every_step(lambda: signal.raise_signal(signal.SIGINT), signals):
+        body, raised = [], False
+        try:
+            with steps.counted(), UNDIVIDED, UNDIVIDED:
+                body.append("begun")
+                body.append("ended")
+        except KeyboardInterrupt:
+            raised = True
+        assert raised == (steps.left == 0)
+        assert body in ([], ["begun", "ended"])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with UNDIVIDED:  # and none is left over
+            body.clear()

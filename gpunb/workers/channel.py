@@ -7,6 +7,7 @@ other side is seen at once. What is larger than a packet may be travels as a mem
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import pickle
 import socket
@@ -28,6 +29,7 @@ _DESCRIPTORS = 253
 _SPACE = socket.CMSG_SPACE(_DESCRIPTORS * 4)
 _CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _AT_ONCE = int(socket.MSG_DONTWAIT)  # plain numbers: to join two members of an enum takes 2 us
+_PEEK = int(socket.MSG_PEEK)
 _SPILLED = b"\x00spilled"
 
 
@@ -110,6 +112,21 @@ class Channel:
             with spilled:
                 return spilled.map()[: int.from_bytes(data[len(_SPILLED) :], "little")], descriptors
         return data, descriptors
+
+    def await_message(self) -> None:
+        """Wait until there is a message, or the other side is gone. An interrupt ends the wait, and
+        no message is lost by it."""
+        begin = time.perf_counter()
+        with contextlib.suppress(ConnectionResetError):
+            while self._spins:
+                try:
+                    self.sock.recv(1, _PEEK | _AT_ONCE)
+                    return
+                except BlockingIOError:
+                    os.sched_yield()  # to whoever has something to do
+                self._spins = time.perf_counter() - begin < SPIN
+            self.sock.recv(1, _PEEK)
+        self._spins = time.perf_counter() - begin < SPIN
 
     def _receive(self, flags: int) -> tuple[int, list[tuple[int, int, bytes]]]:
         return self.sock.recvmsg_into([self._buffer], _SPACE, _CLOEXEC | flags)[:2]

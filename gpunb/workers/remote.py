@@ -311,7 +311,7 @@ class Remote:
             if found is not None:
                 return found
             if self._reads():
-                self._read(lambda: number in self._answers)
+                self._read_whole(lambda: number in self._answers)
             else:
                 gate.acquire(timeout=_LOOK_AGAIN)
 
@@ -328,22 +328,37 @@ class Remote:
 
     def _read(self, there: Callable[[], bool], *, wait: bool = True) -> None:
         """Take one message off the channel, unless what is wanted is there. Who calls this has
-        acquired `_reading`, which is given back here."""
+        acquired `_reading`, which is given back here. An interrupt loses the message."""
         ready: Callable[[], None] | None = None
         try:
             if not there():
                 ready = self._sort(*self._channel.receive(wait=wait))
         finally:
-            with UNDIVIDED:
-                self._reader = None
-                self._reading.release()
-            # Somebody else should read, if anybody is left who waits.
-            for gate in list(self._gates.values()):
-                if gate.locked():
-                    _open(gate)
-                    break
+            self._read_enough()
         if ready is not None:
             ready()
+
+    def _read_whole(self, there: Callable[[], bool]) -> None:
+        """As `_read`; an interrupt may come at any time, and loses nothing."""
+        try:
+            if not there():
+                self._channel.await_message()
+            with UNDIVIDED:
+                self._read(there, wait=False)
+        except BaseException:
+            if self._reader == threading.get_ident():
+                self._read_enough()
+            raise
+
+    def _read_enough(self) -> None:
+        with UNDIVIDED:
+            self._reader = None
+            self._reading.release()
+        # Somebody else should read, if anybody is left who waits.
+        for gate in list(self._gates.values()):
+            if gate.locked():
+                _open(gate)
+                break
 
     def _sort(self, message: msg.Message, descriptors: list[int]) -> Callable[[], None] | None:
         """Put a message where it belongs; what is to be called for it when nobody reads."""
@@ -419,11 +434,13 @@ class Remote:
 
     def recover(self) -> None:
         """After an interrupt of the main thread, which may have hit between taking a lock and the
-        block that gives it back."""
+        block that gives it back, or before it had cleared up."""
         if self._ear is not None:
             self._ear.join(2 * _LOOK_AGAIN)
         if threading.active_count() == 1:
             self._reader = None
+            self._gates.clear()
+            self._answers.clear()
             for lock in (self._reading, self._sending, self._reporting, self._listening):
                 _open(lock)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
 import time
-import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from gpunb.workers import interrupts as interrupts_module
 from gpunb.workers import messages, shell
 from gpunb.workers.interrupts import NOTICE, Interrupts
 from gpunb.workers.running import Runner
+from tests.stepping import every_step
 
 ATTEMPT = (7, 1)
 
@@ -114,25 +113,6 @@ def test_an_interrupt_that_comes_while_notices_are_read_is_seen(
     ours.end()
 
 
-class Steps:
-    """Does something just before the nth step of Python's in the module of interrupts."""
-
-    def __init__(self, nth: int, do: Callable[[], None]) -> None:
-        self.left = nth
-        self._do = do
-
-    def trace(self, frame: types.FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != interrupts_module.__file__:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.left -= 1
-            if self.left == 0:
-                sys.settrace(None)
-                self._do()
-        return self.trace
-
-
 @pytest.mark.parametrize("already", [False, True], ids=["none", "another"])
 def test_an_interrupt_between_any_two_steps_is_seen(
     interrupts: tuple[Interrupts, int], already: bool
@@ -144,33 +124,22 @@ def test_an_interrupt_between_any_two_steps_is_seen(
         os.write(notices, NOTICE.pack(*ATTEMPT))
         signal.raise_signal(signal.SIGINT)
 
-    def attempt(steps: Steps) -> None:
-        sys.settrace(steps.trace)
-        try:
-            ours.begin(ATTEMPT)
-            if already:
-                signal.raise_signal(signal.SIGINT)
-        finally:
-            sys.settrace(None)
-        ours.end()
-
-    for nth in itertools.count(1):
+    for steps in every_step(comes, interrupts_module):
         ours._early.clear()
         if already:  # one whose notice has been read, so that its signal says nothing
             ours._unsignalled, ours._expected_until = 1, time.monotonic() + 60
-        steps = Steps(nth, comes)
         try:
-            attempt(steps)
+            with steps.counted():
+                ours.begin(ATTEMPT)
+                if already:
+                    signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
-            assert ours.hit, nth
-            continue
+            assert ours.hit
+            assert steps.left == 0
+        else:
+            assert steps.left > 0, "it was lost"
         finally:
             ours.end()
-        if steps.left > 0:
-            assert nth > 50
-            return
-        # It may only have come when the attempt was over.
-        assert ATTEMPT in ours._early, nth
 
 
 def test_a_cell_that_starts_is_interrupted_once_its_shell_is_made(

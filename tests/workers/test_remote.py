@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from gpunb.workers import channel as channel_module
 from gpunb.workers import messages as msg
+from gpunb.workers import remote as remote_module
 from gpunb.workers.channel import Channel
 from gpunb.workers.remote import Remote
+from tests.stepping import every_step
 from tests.waiting import PATIENCE
 
 
@@ -69,3 +73,33 @@ def test_an_interrupt_at_a_lock_keeps_nobody_from_asking_again(remote: Remote, w
     finally:
         signal.signal(signal.SIGINT, before)
     assert isinstance(remote.question("second? "), int)
+
+
+@pytest.mark.timeout(2 * PATIENCE)
+def test_an_interrupt_between_any_two_steps_loses_no_message() -> None:
+    """A worker that waits for an answer also reads what it is to do next."""
+    ours, theirs = (Channel(each) for each in Channel.pair())
+    remote = Remote(ours)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    count = 0
+
+    def comes() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    try:
+        for steps in every_step(comes, remote_module, channel_module):
+            count += 1
+            number = next(remote._numbers) + 1
+            theirs.send(msg.Told(str(count), {}))
+            theirs.send(msg.Reply(number, number))
+            with contextlib.suppress(KeyboardInterrupt), steps.counted():
+                remote.question(f"{count}? ")
+            with contextlib.suppress(BlockingIOError):
+                theirs.receive(wait=False)  # the question, if it got there
+            remote.recover()  # as after every attempt that was interrupted
+            told = [each.kind for each, _ in remote.messages_now() if isinstance(each, msg.Told)]
+            assert told == [str(count)]
+    finally:
+        signal.signal(signal.SIGINT, before)
+        ours.close()
+        theirs.close()

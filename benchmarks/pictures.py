@@ -111,6 +111,7 @@ def _finished(at: int, devices: int, now: float) -> dict[str, Any]:
         "ended": now - (2050 - at) % 50,
         "gpu_seconds": 1.625,
         "memory": {"now": None, "peak": 3 * GIB, "share": 10 * GIB},
+        "hint": "used 3 of 10 GiB: 0.2 would do",
         "has_log": False,
     }
 

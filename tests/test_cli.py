@@ -176,6 +176,42 @@ def test_status_asks_sessions_what_they_do(machine, capsys, start, tmp_path):
     assert "hold: needs 0.6 of one GPU; the largest free share is 0.4 on GPU 0" in out
 
 
+def test_status_lists_actors_and_sessions(machine, capsys, start):
+    machine()
+    start(simulate="2xA100:40GiB")
+    counter = gpunb.remote(num_gpus=0.5)(type("Counter", (), {"add": lambda self: 1}))
+    first, second = counter.remote(), counter.options(name="sum").remote()
+    gpunb.get([first.add.remote(), second.add.remote()], timeout=PATIENCE)
+    assert cli.main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert f"kernel pid {os.getpid()}" in out
+    assert "0 running, 0 waiting, 2 actors, devices of its own" in out
+    one, other = sorted(each["id"] for each in gpunb.status()["actors"])
+    assert f"  #{one} Counter: idle on 0.5 of GPU 0\n" in out
+    assert f"  #{other} Counter sum: idle on 0.5 of GPU 0\n" in out
+
+
+def test_simulated_devices_that_sessions_share_are_shown(
+    machine, capsys, start, tmp_path, monkeypatch
+):
+    machine()
+    monkeypatch.setenv("GPUNB_LEDGER_DIR", str(tmp_path / "shared"))
+    (tmp_path / "shared").mkdir(mode=0o700)
+    gate = Gate(tmp_path)
+    start(simulate="1xA100:40GiB")
+    ref = gpunb.remote(num_gpus=0.6, name="hold")(Gate.enter).remote(gate, 1)
+    gate.await_(1)
+    assert cli.main(["status"]) == 0
+    out = capsys.readouterr().out
+    gate.open()
+    gpunb.get(ref, timeout=PATIENCE)
+    device, lease, *_ = out.splitlines()
+    assert device == "GPU 0: simulated A100, 0.4 free"
+    assert lease.startswith(f"  0.6  pid {os.getpid()}  ")
+    assert "in the books only" not in out
+    assert "  hold  " in lease
+
+
 def test_status_goes_on_where_the_folder_is_of_no_use(machine, capsys):
     machine()
     folder.runtime_folder().chmod(0o755)

@@ -109,9 +109,9 @@ def _waiting(job: Mapping[str, Any], passed: float) -> str:
 
 
 def _finished(job: Mapping[str, Any]) -> str:
-    return (
-        f"{_SIGNS.get(job['state'], ' ')} {_job(job)}  {job['state']} after {job['seconds']:.1f} s"
-    )
+    took = f"{job['state']} after {job['seconds']:.1f} s"
+    hint = f", {job['hint']}" if job.get("hint") else ""
+    return f"{_SIGNS.get(job['state'], ' ')} {_job(job)}  {took}{hint}"
 
 
 def _job(job: Mapping[str, Any]) -> str:

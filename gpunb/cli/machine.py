@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from gpunb import accelerators
+from gpunb.accelerators import Usage
 from gpunb.core.resources import UNIT, Device
 from gpunb.core.sightings import Seen
 from gpunb.exceptions import GpunbError
@@ -19,6 +20,8 @@ from gpunb.runtime.survey import Entry
 VERSION = 1
 """Of the form of what `gather` returns."""
 
+_OF_DEVICE = ("id", "key", "name", "type", "memory", "vendor", "logical", "resource")
+_OF_JOB = ("id", "name", "state", "seconds", "gpus", "devices", "waits_for")
 _DESK = 2.0
 _WAITING = 5
 
@@ -34,18 +37,21 @@ def gather() -> dict[str, Any]:
     snapshots = _snapshots(notes)
     found = accelerators.detect()
     notes += found.notes
-    devices = {digest(each.key): each for each in found.devices}
+    devices = {digest(each.key): _facts(each) for each in found.devices}
+    for each in _simulated(entries, snapshots):
+        devices.setdefault(digest(each["key"]), each)
     usage = accelerators.measure(found.devices)
     people = People()
     pids = {each.record.pid for each in entries} | set(snapshots)
     shown = []
     for number, device in devices.items():
-        figures = asdict(usage[device.key])
-        processes = [people.seen(each) for each in usage[device.key].processes or ()]
+        measured = usage.get(device["key"], Usage())
+        figures = asdict(measured)
+        processes = [people.seen(each) for each in measured.processes or ()]
         figures.pop("processes")
         shown.append(
             {
-                **_facts(device),
+                **device,
                 "usage": figures,
                 "leases": _leases(number, entries, processes),
                 "outsiders": [_outsider(each) for each in processes if not _is_of(each, pids)],
@@ -54,7 +60,7 @@ def gather() -> dict[str, Any]:
     return {
         "version": VERSION,
         "devices": shown,
-        "kernels": _kernels(entries, snapshots),
+        "kernels": _kernels(entries, snapshots, {each["key"] for each in shown}),
         "notes": list(dict.fromkeys(notes)),
     }
 
@@ -84,9 +90,18 @@ def _snapshots(notes: list[str]) -> dict[int, Mapping[str, Any]]:
     return found
 
 
+def _simulated(
+    entries: Iterable[Entry], snapshots: Mapping[int, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The devices without hardware that sessions share in this ledger."""
+    for entry in entries:
+        for each in snapshots.get(entry.record.pid, {}).get("devices", ()):
+            if each["logical"]:
+                yield {name: each.get(name) for name in _OF_DEVICE}
+
+
 def _facts(device: Device) -> dict[str, Any]:
-    names = ("id", "key", "name", "type", "memory", "vendor", "logical", "resource")
-    return {name: getattr(device, name) for name in names}
+    return {name: getattr(device, name) for name in _OF_DEVICE}
 
 
 def _leases(number: int, entries: Iterable[Entry], processes: list[Seen]) -> list[dict[str, Any]]:
@@ -131,9 +146,10 @@ def _is_of(process: Seen, pids: set[int]) -> bool:
 
 
 def _kernels(
-    entries: list[Entry], snapshots: Mapping[int, Mapping[str, Any]]
+    entries: list[Entry], snapshots: Mapping[int, Mapping[str, Any]], shown: Container[str]
 ) -> list[dict[str, Any]]:
-    """The sessions of this machine; of one of another user only what the ledger has is known."""
+    """The sessions of this machine; of one of another user only what the ledger has is known.
+    Devices that are not among those `shown` are a session's own."""
     found: dict[int, dict[str, Any]] = {}
     for entry in entries:
         about = {"since": entry.about.get("since"), "python": entry.about.get("python")}
@@ -152,8 +168,8 @@ def _kernels(
         known["running"] = [_job(each) for each in snapshot.get("running", ())]
         known["waiting"] = [_job(each) for each in snapshot.get("waiting", ())[:_WAITING]]
         known["queued"] = snapshot.get("queued", 0)
-        known["actors"] = [_job(each) for each in snapshot.get("actors", ())]
-        known["private"] = [each["id"] for each in snapshot["devices"] if each["logical"]]
+        known["actors"] = [_actor(each) for each in snapshot.get("actors", ())]
+        known["private"] = [each["id"] for each in snapshot["devices"] if each["key"] not in shown]
     return [found[pid] for pid in sorted(found)]
 
 
@@ -162,5 +178,9 @@ def _waits(record: Record) -> bool:
 
 
 def _job(facts: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("id", "name", "state", "seconds", "gpus", "devices", "waits_for")
-    return {name: facts.get(name) for name in names}
+    return {name: facts.get(name) for name in _OF_JOB}
+
+
+def _actor(facts: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("class", "kind", "running", "waiting")
+    return {**_job(facts), **{name: facts.get(name) for name in names}}

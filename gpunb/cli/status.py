@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpunb.cli.machine import gather
 from gpunb.core.resources import size_text
+from gpunb.core.snapshot import actor_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -76,21 +78,29 @@ def _kernel(kernel: Mapping[str, Any]) -> Iterator[str]:
     if "running" in kernel:
         state.append(f"{len(kernel['running'])} running")
         state.append(f"{kernel['queued']} waiting")
-        if kernel["actors"]:
-            state.append(f"{len(kernel['actors'])} actors")
+        kinds = Counter(each["kind"] for each in kernel["actors"])
+        state += [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items()]
         if kernel["private"]:
             state.append("devices of its own, in the books only")
     elif kernel["waits"]:
         state.append("waits for devices")
     kind = f"head process {kernel['head']!r}" if kernel.get("head") else "kernel"
     yield f"{kind} {'  '.join(_who(kernel))}  {', '.join(state)}  {_since(kernel)}".rstrip()
+    for actor in kernel.get("actors", ()):
+        alive = f"runs {actor['running']}" if actor["running"] else "idle"
+        does = alive if actor["state"] == "alive" else actor["state"]
+        yield f"  #{actor['id']} {actor_text(actor)}: {does}{_on(actor)}"
     for job in kernel.get("running", ()):
-        held = [f"{share:.4g} of {name} {ident}" for name, ident, share in job["devices"] or ()]
-        yield f"  #{job['id']} {job['name']}: running{' on ' if held else ''}{', '.join(held)}"
+        yield f"  #{job['id']} {job['name']}: running{_on(job)}"
     for job in kernel.get("waiting", ()):
         yield f"  #{job['id']} {job['name']}: {job['waits_for']}"
     if (more := kernel.get("queued", 0) - len(kernel.get("waiting", ()))) > 0:
         yield f"  and {more} more that wait"
+
+
+def _on(holder: Mapping[str, Any]) -> str:
+    held = [f"{share:.4g} of {name} {ident}" for name, ident, share in holder["devices"] or ()]
+    return f" on {', '.join(held)}" if held else ""
 
 
 def _who(each: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ Amounts are floats here, because this is where they leave the core: 1.0 is one d
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -315,6 +316,13 @@ def _reason_of_call(scheduler: Scheduler, actor: ActorId, busy: dict[int, list[T
     if constructor.state == "running":
         return starts
     return f"{starts}: {_reason(scheduler, constructor, busy)}"
+
+
+def actor_text(actor: Mapping[str, Any]) -> str:
+    """An actor of a snapshot in words: its class, and the name that it may have. A session of cells
+    says its name by itself."""
+    kind, name = actor["class"] or "", actor["name"]
+    return kind if name is None or kind == f"session {name}" else f"{kind} {name}"
 
 
 def _actor(scheduler: Scheduler, actor: Actor) -> ActorView:

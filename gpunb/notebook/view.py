@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpunb.core.resources import GPU, devices_text, size_text
+from gpunb.core.snapshot import actor_text
 from gpunb.notebook.card import seconds
 
 _STYLE = """
@@ -55,7 +56,7 @@ class StatusView:
     def _tables(self, *, bars: bool = False) -> Iterable[tuple[list[str], list[list[str]]]]:
         facts = self.facts
         names = {job["id"]: job["name"] for job in facts["running"]}
-        names.update((actor["id"], _actor_name(actor)) for actor in facts["actors"])
+        names.update((actor["id"], actor_text(actor)) for actor in facts["actors"])
         devices = facts["devices"]
         plain = all(each["resource"] == GPU for each in devices)
         yield (
@@ -86,7 +87,7 @@ class StatusView:
                     job["name"],
                     _was_on(job),
                     f"{job['seconds']:.2f} s",
-                    job["state"],
+                    job["state"] + (f", {job['hint']}" if job["hint"] else ""),
                 ]
                 for job in facts["finished"][:FINISHED]
             ]
@@ -159,7 +160,7 @@ def _actor(actor: Mapping[str, Any]) -> list[str]:
         running = f"runs {actor['running']}" if actor["running"] else "idle"
         state = running + (f", {actor['waiting']} waiting" if actor["waiting"] else "")
     held = devices_text(actor["devices"]) or _unless_nowhere(actor)
-    return [f"#{actor['id']}", _actor_name(actor), held, state]
+    return [f"#{actor['id']}", actor_text(actor), held, state]
 
 
 def _left(cell: Mapping[str, Any]) -> list[str]:
@@ -171,12 +172,6 @@ def _left(cell: Mapping[str, Any]) -> list[str]:
     if cell["ago"] is not None:
         state += f", {seconds(cell['ago'])} ago"
     return [whose, state, f"%gpu wait {cell['id']}"]
-
-
-def _actor_name(actor: Mapping[str, Any]) -> str:
-    """The class, and the name that it may have; a session of cells says its name by itself."""
-    kind, name = actor["class"] or "", actor["name"]
-    return kind if name is None or kind == f"session {name}" else f"{kind} {name}"
 
 
 def _job(job: Mapping[str, Any], last: str) -> list[str]:

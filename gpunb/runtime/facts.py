@@ -157,6 +157,7 @@ class Facts:
             "ended": round(self._driver.timeline.unix(past.ended), 3),
             "gpu_seconds": 0.0 if past.actor is not None else round(self.gpu_seconds(past), 3),
             "memory": {"now": None, "peak": past.peak, "share": self._share(past.held)},
+            "hint": self._hint(past),
             "has_log": past.log is not None,
         }
 

@@ -42,6 +42,8 @@ export interface Job {
   waits_for?: string | null;
   memory?: Memory;
   gpu_seconds?: number;
+  /** Which share would have been better. */
+  hint?: string | null;
   /** When it was over, in seconds since 1970. */
   ended?: number;
   /** These are put in where sessions are joined: see `join`. */

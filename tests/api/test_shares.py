@@ -127,6 +127,7 @@ def test_what_a_task_has_and_had(begin, folder, gate):
     gate.open()
     gpunb.get(ref)
     assert facts(ref)["memory"]["peak"] == 3 * GiB
+    assert facts(ref)["hint"] == "used 3 of 10 GiB: 0.1 would do"
     device = gpunb.status()["devices"][0]
     assert device["usage"]["memory_total"] == 40 * GiB
     assert device["usage"]["temperature"] == 40

@@ -57,6 +57,7 @@ def test_devices_of_other_kinds_have_their_own_names():
 
 def test_what_never_had_a_process_was_on_nothing():
     job = {"id": 1, "name": "one", "seconds": 2.0, "state": "done", "devices": [], "pid": 9}
+    job["hint"] = None
     never = {**job, "id": 2, "name": "two", "state": "cancelled", "pid": None}
     actor = {"id": 3, "name": None, "class": "Act", "devices": [], "waiting": 0, "running": 0}
     actors = [{**actor, "state": "queued", "pid": None}, {**actor, "state": "alive", "pid": 8}]
@@ -66,6 +67,13 @@ def test_what_never_had_a_process_was_on_nothing():
     assert ["#2", "two", "2.00", "s", "cancelled"] in lines
     assert ["#3", "Act", "queued"] in lines
     assert ["#3", "Act", "CPU", "idle"] in lines
+
+
+def test_what_would_have_been_a_better_share_stands_beside_how_it_ended():
+    job = {"id": 1, "name": "one", "seconds": 2.0, "state": "done", "pid": 9}
+    hinted = {**job, "devices": [["GPU", 0, 0.5]], "hint": "used 2 of 12 GiB: 0.1 would do"}
+    text = repr(StatusView({**EMPTY, "devices": [DEVICE], "finished": [hinted]}))
+    assert "done, used 2 of 12 GiB: 0.1 would do" in text
 
 
 def test_with_devices_notes_are_left_to_init():

@@ -29,7 +29,7 @@ _OTHERS = 4
 _WARNINGS = 5
 _KEPT = ("version", "time", "session", "cpus", "cpus_free", "queued", "counts", "totals")
 _OF_JOB = (
-    "id name state seconds cell kind actor devices memory has_log waits_for ended class "
+    "id name state seconds cell kind actor devices memory hint has_log waits_for ended class "
     "running waiting client gpu_seconds waited pid"
 ).split()
 _OF_DEVICE = "id key name type memory logical resource free held usage health".split()

@@ -606,7 +606,8 @@ function finishedRow(view, element, job) {
   const sign = { done: "✓", failed: "✗", cancelled: "■" }[job.state] || "";
   setText(text, [sign, jobText(job), job.state].filter(Boolean).join(" "));
   setText(time, timeText(job.seconds));
-  setText(more, [placedText(job), ...tookText(job, job.memory)].filter(Boolean).join(", "));
+  const took = tookText(job, job.hint ? null : job.memory);
+  setText(more, [placedText(job), ...took, job.hint].filter(Boolean).join(", "));
   buttons(view, element, job, [
     job.has_log && ["logs", "Logs", false, () => view.log.open(job)],
     goTo(view, element, job),

@@ -245,6 +245,7 @@ class Status:
             "ended": round(time.time() - (time.monotonic() - ended), 3),
             "gpu_seconds": round(_gpu_seconds(job), 3),
             "memory": dict(_NOTHING),
+            "hint": None,
             "has_log": getattr(job.sink, "log", None) is not None,
             "background": bool(getattr(job.sink, "background", False)),
         }

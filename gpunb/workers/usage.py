@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 from gpunb import backend
 
 _LIBRARIES = ("torch", "jax", "cupy")
+_OF_TORCH = ("cuda", "xpu", "npu", "musa")
+"""The parts of PyTorch, and of what vendors add to it, that count memory in the same way; AMD's is
+the first."""
+
 _MOST_CAUSES = 8
 
 
@@ -50,13 +54,19 @@ def measured() -> dict[int, Memory]:
 
 
 def _torch() -> list[tuple[int, Memory]]:
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
-        return []
-    return [
-        (at, Memory(cuda.memory_reserved(at), cuda.max_memory_reserved(at)))
-        for at in range(cuda.device_count())
-    ]
+    torch: Any = sys.modules.get("torch")
+    for name in _OF_TORCH:
+        part = getattr(torch, name, None)
+        if part is not None and part.is_initialized():
+            return [
+                (at, Memory(part.memory_reserved(at), part.max_memory_reserved(at)))
+                for at in range(part.device_count())
+            ]
+    apple = getattr(getattr(torch, "backends", None), "mps", None)
+    if apple is not None and apple.is_available():
+        now = torch.mps.driver_allocated_memory()  # nobody notes the peak
+        return [(0, Memory(now, now))]
+    return []
 
 
 def _jax() -> list[tuple[int, Memory]]:
@@ -158,6 +168,9 @@ _TYPES = {
 _TEXTS = (
     "CUDA out of memory",
     "HIP out of memory",
+    "XPU out of memory",
+    "NPU out of memory",
+    "MPS backend out of memory",
     "CUDA error: out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED",

@@ -31,14 +31,16 @@ def module(monkeypatch: Any, name: str, **names: Any) -> Any:
     return made
 
 
-def torch(monkeypatch: Any, now: int = 5, peak: int = 9, *, begun: bool = True) -> Any:
-    cuda = types.SimpleNamespace(
+def torch(
+    monkeypatch: Any, now: int = 5, peak: int = 9, *, begun: bool = True, name: str = "cuda"
+) -> Any:
+    part = types.SimpleNamespace(
         is_initialized=lambda: begun,
         device_count=lambda: 1,
         memory_reserved=lambda at: now,
         max_memory_reserved=lambda at: peak,
     )
-    return module(monkeypatch, "torch", cuda=cuda)
+    return module(monkeypatch, "torch", **{name: part})
 
 
 def test_nothing_is_known_where_no_framework_is_loaded():
@@ -54,6 +56,20 @@ def test_without_a_device_nobody_is_asked(monkeypatch):
 def test_pytorch(monkeypatch):
     torch(monkeypatch)
     assert usage.measured() == {0: Memory(5, 9)}
+
+
+@pytest.mark.parametrize("name", ["xpu", "npu"])
+def test_pytorch_on_other_devices(monkeypatch, name):
+    made = torch(monkeypatch, name=name)
+    made.cuda = types.SimpleNamespace(is_initialized=lambda: False)
+    assert usage.measured() == {0: Memory(5, 9)}
+
+
+def test_pytorch_on_a_mac(monkeypatch):
+    made = module(monkeypatch, "torch")
+    made.backends = types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda: True))
+    made.mps = types.SimpleNamespace(driver_allocated_memory=lambda: 7)
+    assert usage.measured() == {0: Memory(7, 7)}
 
 
 def test_pytorch_that_has_no_context_is_not_made_to_make_one(monkeypatch):
@@ -134,6 +150,7 @@ def caused(error: BaseException) -> ValueError:
 SHORT = [
     OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 5.1 GB)"),
     RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
     XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes"),
     MemoryError("std::bad_alloc: out_of_memory: CUDA error at: cuda_memory_resource.hpp"),

@@ -174,7 +174,8 @@ class Jobs:
                 return
             if state == "done" and job.kind == "cell" and getattr(job.sink, "failed", False):
                 state = "failed"  # a cell that raised has brought its error home
-            self._keep(job, "cancelled" if job.cancelled and state == "failed" else state)
+            left_out = state == "failed" or job.began is None
+            self._keep(job, "cancelled" if job.cancelled and left_out else state)
         if job.kind != "create" and (end := getattr(job.sink, "end", None)) is not None:
             end()
 

@@ -45,6 +45,9 @@ LOOK = 0.5
 _ENDS_WITHIN = 2.0
 """Seconds for a thread to end, before what it may ask is gone."""
 
+_SAID_WITHIN = 0.2
+"""Seconds that the word of a task's end may come after the end itself."""
+
 _TOLD_WITHIN = 5.0
 """Seconds for which a result waits for the output before it."""
 
@@ -246,6 +249,10 @@ class Kernel(OnRay):
         if self.ends_ray:
             return True
         return any(job.pid == pid for job in [*self.jobs.open.values(), *self.jobs.past.values()])
+
+    def has_finished(self, task: TaskId) -> bool:
+        job = self.jobs.get(task)
+        return job is not None and job.told.wait(_SAID_WITHIN) and job.state == "done"
 
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
         self._check_alive()

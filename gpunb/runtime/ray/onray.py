@@ -186,7 +186,7 @@ class OnRay(Objects):
     def _results(self, call: Call, head: Head, ref: Any) -> list[ObjectId]:
         task = head.task
         if call.returns == STREAMING:
-            self.table.add((task, STREAM), Stream(ref))
+            self.table.add((task, STREAM), Stream(ref, lambda: self.has_finished(task)))
             self.submitted(call, head, ref.completed())
             return [(task, STREAM)]
         refs = ref if isinstance(ref, list) else [ref]
@@ -322,6 +322,10 @@ class OnRay(Objects):
 
     # ------------------------------------------------------------------------------------ stopping
 
+    def has_finished(self, task: TaskId) -> bool:
+        """Whether a task that is over was not stopped, as far as that is known here."""
+        return False
+
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None:
         name, actor = self._labels.get(obj[0], ("", 0))
         if actor and force:
@@ -332,6 +336,8 @@ class OnRay(Objects):
         if not obj[0]:
             return
         found = self.table.find((obj[0], STREAM))
+        if isinstance(found, Stream):
+            found.stopped = True
         ref = found.generator if isinstance(found, Stream) else self.table.find(obj)
         if ref is None:
             return

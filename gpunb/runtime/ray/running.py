@@ -81,23 +81,39 @@ class Running(InWorker):
         results: list[Payload] = []
         own = contextlib.nullcontext() if self._several else self._captured()
         with own, self._watched(head), self._listening(head), self._within(work):
+            attempt = head.task, work.attempt
             try:
                 if not self._several:
-                    self._interruptible((head.task, work.attempt))
+                    self._interruptible(attempt)
                 value = runner.call(work, [])
                 if not hasattr(value, "__next__"):
                     text = f"{head.name} (#{head.task}) was to yield its results, but returned"
                     raise TypeError(f"{text} {value!r:.80}")
                 for index, each in enumerate(value):
                     runner.yielded(work, index, each)
-                    yield pack(self._yielded.pop(head.task), self._found)
+                    parcel = pack(self._yielded.pop(head.task), self._found)
+                    if self._several or not head.actor:
+                        yield parcel
+                        continue
+                    # Ray's own code runs until it wants the next one. It takes an interrupt there
+                    # for its own, which it never sends to an actor, and may crash.
+                    self._interrupts.end()
+                    yield parcel
+                    self._interruptible(attempt)
                 self._interrupts.end()
             except GeneratorExit:
+                self._tell(("ended", head.task, "cancelled"))
                 raise
             except BaseException as error:
                 report, results = self._report_of(work, error)
             runner.finish(work, report, results)
-        self._end(head, report, results)
+        try:
+            self._end(head, report, results)
+        except failures.Failed:
+            if report == "interrupted" and not head.actor:
+                # Ray may lose an error that comes as the last value of what it cancels.
+                raise KeyboardInterrupt from None
+            raise
 
     def become(self, head: Head, parcel: Parcel, inputs: Sequence[Parcel]) -> None:
         """Make the actor that this process is from now on."""
@@ -304,6 +320,7 @@ class Running(InWorker):
                     index += 1
                     yield pack(self._yielded.pop(head.task), self._found)
             except GeneratorExit:
+                self._tell(("ended", head.task, "cancelled"))
                 raise
             except BaseException as error:
                 report, results = self._report_of(work, error)

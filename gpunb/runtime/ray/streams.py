@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ray
 
 
 class Stream:
-    """Ray's generator of references, and how far it was read."""
+    """Ray's generator of references, and how far it was read.
 
-    def __init__(self, generator: Any) -> None:
+    Attributes:
+        stopped: whether it was cancelled, which Ray may forget.
+    """
+
+    def __init__(self, generator: Any, finished: Callable[[], bool]) -> None:
+        """`finished` says of one that is over and was stopped whether it had come to its end."""
         self.generator = generator
         self.taken = 0
+        self.stopped = False
+        self._finished = finished
+        self._last: Any = None
         self._over = False
 
     def waitable(self) -> Any:
@@ -39,8 +48,23 @@ class Stream:
             ref = self.generator._next_sync(None)
         except StopIteration:
             self._over = True
-            return None
+            # Ray may leave out what was cancelled before it gave anything, and does not say so.
+            if not self.stopped or (self.taken and self._finished()) or self._has_failed():
+                return None
+            ref = ray.put(ray.exceptions.TaskCancelledError())
         if ref.is_nil():
             return None
         self.taken += 1
+        if self.stopped:
+            self._last = ref
         return ref
+
+    def _has_failed(self) -> bool:
+        """Whether the last value was an error, as it should be."""
+        ref, self._last = self._last, None
+        try:
+            if ref is not None:
+                ray.get(ref)
+        except Exception:
+            return True
+        return False

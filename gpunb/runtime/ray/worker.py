@@ -67,6 +67,8 @@ class InWorker(OnRay):
         self._pinned: list[backend.ObjectId] = []
         self._several = False
         self._concurrent = False
+        self._unmeant = False
+        self._attempt: tuple[int, int] | None = None
         self._stopped: set[TaskId] = set()
         self._late: set[TaskId] = set()
         self._limits: dict[TaskId, float] = {}
@@ -242,12 +244,24 @@ class InWorker(OnRay):
             comms.told(message, payloads)
 
     def _interruptible(self, attempt: tuple[int, int]) -> None:
-        """From now on interrupts are meant for this attempt."""
+        """From now on interrupts are meant for this attempt, and one may have been early.
+
+        Raises:
+            KeyboardInterrupt: one was.
+        """
         self._waking.listen()
+        self._attempt = attempt
         self._interrupts.begin(attempt)
+        if self._unmeant:
+            self._unmeant = False
+            if self._is_given_up():
+                self._interrupts.hit = True
+                raise KeyboardInterrupt
 
     def _signalled(self, number: int, frame: Any) -> None:
         self._waking.seen()
+        if self._interrupts.running is None:
+            self._unmeant = True  # Ray does not say which attempt it means
         self._interrupts.signalled(number, frame)
 
     def _interrupt(self, task: TaskId) -> None:
@@ -255,7 +269,7 @@ class InWorker(OnRay):
         self._stopped.add(task)
         if self._several or self._main is None:
             return
-        running = self._interrupts.running
+        running = self._attempt
         attempt = running[1] if running is not None and running[0] == task else 1
         os.write(self._notices, NOTICE.pack(task, attempt))
         signal.pthread_kill(self._main, signal.SIGINT)

@@ -13,6 +13,7 @@ import gpunb
 from gpunb import accelerators, cli
 from gpunb.accelerators import Detection, Process, Usage
 from gpunb.cli import doctor, start, status
+from gpunb.cli import machine as cli_machine
 from gpunb.cli.checks import Place, frameworks, hardware, jupyter, sessions, system
 from gpunb.core.resources import Device
 from gpunb.runtime import folder
@@ -210,6 +211,12 @@ def test_simulated_devices_that_sessions_share_are_shown(
     assert lease.startswith(f"  0.6  pid {os.getpid()}  ")
     assert "in the books only" not in out
     assert "  hold  " in lease
+
+
+def test_real_devices_that_are_hidden_here_are_not_called_a_sessions_own():
+    device = {"id": 0, "key": "GPU-1", "logical": False}
+    (kernel,) = cli_machine._kernels([], {7: {"session": {"pid": 7}, "devices": [device]}})
+    assert kernel["private"] == []
 
 
 def test_status_goes_on_where_the_folder_is_of_no_use(machine, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -60,7 +60,7 @@ def gather() -> dict[str, Any]:
     return {
         "version": VERSION,
         "devices": shown,
-        "kernels": _kernels(entries, snapshots, {each["key"] for each in shown}),
+        "kernels": _kernels(entries, snapshots),
         "notes": list(dict.fromkeys(notes)),
     }
 
@@ -146,10 +146,11 @@ def _is_of(process: Seen, pids: set[int]) -> bool:
 
 
 def _kernels(
-    entries: list[Entry], snapshots: Mapping[int, Mapping[str, Any]], shown: Container[str]
+    entries: list[Entry], snapshots: Mapping[int, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The sessions of this machine; of one of another user only what the ledger has is known.
-    Devices that are not among those `shown` are a session's own."""
+    """The sessions of this machine; of one of another user only what the ledger has is known. The
+    simulated devices of one that has no part in the ledger are its own."""
+    sharing = {entry.record.pid for entry in entries}
     found: dict[int, dict[str, Any]] = {}
     for entry in entries:
         about = {"since": entry.about.get("since"), "python": entry.about.get("python")}
@@ -169,7 +170,8 @@ def _kernels(
         known["waiting"] = [_job(each) for each in snapshot.get("waiting", ())[:_WAITING]]
         known["queued"] = snapshot.get("queued", 0)
         known["actors"] = [_actor(each) for each in snapshot.get("actors", ())]
-        known["private"] = [each["id"] for each in snapshot["devices"] if each["key"] not in shown]
+        simulated = [each["id"] for each in snapshot["devices"] if each["logical"]]
+        known["private"] = simulated if pid not in sharing else []
     return [found[pid] for pid in sorted(found)]
 
 

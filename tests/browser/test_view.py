@@ -174,6 +174,7 @@ def test_each_row_leads_to_its_cell(draw: Draw) -> None:
     finished = page.locator("section[aria-label=Finished] .gm-row .gm-more")
     assert "CPU" not in finished.first.inner_text(), "it never ran"
     assert "GPU 1" in finished.nth(1).inner_text()
+    assert "used 3 of 10 GiB: 0.2 would do" in finished.nth(1).inner_text()
     page.get_by_role("button", name="Kill #700 session s", exact=True).wait_for()
 
 

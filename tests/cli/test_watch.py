@@ -53,6 +53,7 @@ def test_what_is_said_of_a_session() -> None:
     assert "  and 4 more waiting" in said
     assert any("needs 0.5 of one GPU" in each for each in said)
     assert any(each.startswith("  ✗ #20") for each in said)
+    assert any("used 3 of 10 GiB: 0.2 would do" in each for each in said)
     assert said[-1].startswith("  ! #7 train")
     assert max(map(len, said)) <= 100
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Generator
@@ -162,6 +163,14 @@ class Job:
                 )
         if not isinstance(self._outcome, Outcome) and not getattr(self._sink, "failed", False):
             self._error = short(self._outcome)
+        self._finished.set()
+
+    def _conclude(self, home: Home | None, error: BaseException | None) -> None:
+        """Somebody waited for it, let go of its outcome, and this became of it."""
+        with contextlib.suppress(GpunbError):
+            self._past = self._backend.ask("job", self.id) or self._past
+        self._handed = None
+        self._take(home, error)
         self._finished.set()
 
     def _take(self, home: Home | None, error: BaseException | None) -> None:

@@ -78,13 +78,16 @@ class Jobs:
 
         def begun(handed: HandedIn, sink: Foreground) -> None:
             job = self._jobs[handed.obj[0]] = Job(self, handed, sink)
-            handed.backend.notify(handed.obj, job._end)  # noqa: SLF001 - handle and book are one
             made.append(job)
 
-        home, error = running.bring(self._shell, request, begun)
+        try:
+            home, error = running.bring(self._shell, request, begun)
+        except BaseException as failure:
+            for job in made:
+                job._conclude(None, failure)  # noqa: SLF001 - handle and book are one
+            raise
         (job,) = made
-        job._handed = None  # noqa: SLF001 - it was let go already
-        job._take(home, error)  # noqa: SLF001
+        job._conclude(home, error)  # noqa: SLF001
         return job, error
 
     def unsettled(self) -> list[Job]:
@@ -109,7 +112,7 @@ class Jobs:
             own = self._jobs[ident] = Job(self, handed, sink)
             if past is not None:
                 own._past = past  # noqa: SLF001
-                own._end()  # noqa: SLF001 - handle and book are one
+                own._end()  # noqa: SLF001
             else:
                 current.notify(handed.obj, own._end)  # noqa: SLF001
         if own is None:

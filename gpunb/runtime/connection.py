@@ -13,7 +13,6 @@ import select
 import socket
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -307,18 +306,11 @@ class Connection:
                     question.answer = _Answer(message, segments)
                     question.gate.release()
                 elif (callback := self._callbacks.pop(message.request, None)) is not None:
-                    self._call_back(callback, message)
+                    self.loop.tell(callback, message)
             case msg.Output():
                 self._listener(message, serialize.from_wires(message.payloads, segments))
             case _:
                 pass
-
-    def _call_back(self, callback: Callable[[msg.Reply], object], message: msg.Reply) -> None:
-        """What others want to do runs on the loop's own thread."""
-        if self.loop.assisted:
-            self.loop.post((callback, message))
-        else:
-            callback(message)
 
     def _lost(self) -> None:
         """The head process is gone."""
@@ -343,10 +335,7 @@ class Connection:
             if question.answer is None and question.gate.locked():
                 question.gate.release()
         while self._callbacks:
-            try:
-                self._callbacks.popitem()[1](None)
-            except Exception:  # the others are to be told all the same
-                traceback.print_exc()
+            self.loop.tell(self._callbacks.popitem()[1], None)
         self._listener(None, [])
 
 

@@ -233,9 +233,9 @@ class Local:
             self.loop.post((function, *arguments))
 
     def _call_back(self, callback: Callable[[], None]) -> None:
-        """What others want to do runs on the loop's own thread."""
-        if self.loop.assisted and self.loop.mine():
-            self.loop.post((callback,))
+        """At once if the object is there already; on the loop's own thread when it comes."""
+        if self.loop.mine():
+            self.loop.tell(callback)
         else:
             callback()
 

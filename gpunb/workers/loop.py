@@ -9,6 +9,7 @@ import os
 import select
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ class Loop:
         self._epoll = select.epoll()
         self._watched: dict[int, Callable[[], None]] = {}
         self._inbox: deque[Any] = deque()
+        self._news: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._asleep = False
@@ -89,12 +91,22 @@ class Loop:
             self._turn.release()
             # Looked at after `assisted`: who posts now wakes the loop by itself.
             sooner = bool(self._later) and self._later[0][0] < self._until
-            if inbox or sooner or self._stopped or self._failure is not None:
+            waiting = inbox or self._news or sooner
+            if waiting or self._stopped or self._failure is not None:
                 os.eventfd_write(self._wake, 1)
 
     def mine(self) -> bool:
         """Whether this thread has the loop's turn: what it waits for would never come."""
         return self._owner == threading.get_ident()
+
+    # ------------------------------------------------------------ from the thread that has the turn
+
+    def tell(self, callback: Callable[..., object], *arguments: Any) -> None:
+        """Have somebody else told, on the loop's own thread and in the order of these calls. His
+        errors end nothing: they are printed."""
+        self._news.append((callback, arguments))
+        if not self.assisted:
+            self._tell()
 
     # ---------------------------------------------------------------------------- from its thread
 
@@ -153,6 +165,8 @@ class Loop:
 
     def _round(self, events: Sequence[tuple[int, int]], receive: Callable[[Any], None]) -> None:
         inbox, watched = self._inbox, self._watched
+        if self._news:
+            self._tell()
         self.ready = {descriptor for descriptor, _ in events}
         for descriptor, _ in events:
             callback = watched.get(descriptor)
@@ -169,6 +183,7 @@ class Loop:
 
     def close(self) -> None:
         """End for good, after `run`. What is posted from now on is never looked at."""
+        self._tell()
         self._epoll.close()
         self._watched.clear()
         self._later.clear()
@@ -176,6 +191,15 @@ class Loop:
     def __del__(self) -> None:
         # Not earlier: a thread that posts at this moment might wake what has its number by then.
         os.close(self._wake)
+
+    def _tell(self) -> None:
+        news = self._news
+        while news:
+            callback, arguments = news.popleft()
+            try:
+                callback(*arguments)
+            except Exception:
+                traceback.print_exc()
 
     def _timeout(self) -> float:
         longest = LINGER if self._lingers else _LONGEST

@@ -1047,7 +1047,7 @@ def test_stop_while_much_is_submitted(tmp_path):
     with running(text) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    raised, swallowed, *rest = out.split()
+    raised, _swallowed, *rest = out.split()
     assert int(raised) > 5
     assert rest[:2] == ["[]", "[]"], (out, err)
     assert int(rest[2]) <= 1, out  # an interrupt may hit a destructor before it did anything

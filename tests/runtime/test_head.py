@@ -838,6 +838,33 @@ def test_cells(cell):
     assert "line 3" in failed.traceback
 
 
+def test_one_that_runs_first_is_over_when_its_cell_is(cell):
+    """In whatever order those are told who want to know."""
+    cell.ok(
+        "import itertools, threading\nfrom gpunb import backend\ncurrent = backend.current()\n"
+        "notify, count = current.notify, itertools.count(1)\n"
+        "def late(obj, callback):\n"
+        "    notify(obj, threading.Timer(0.2 / next(count), callback).start)\n"
+        "current.notify = late"
+    )
+    cell.ok("%%gpu 0.5 --bg\ny = 3")
+    assert cell.value("(_.state, _.done(), _.names)") == ("done", True, {"y": 3})
+    cell.ok("count = itertools.count(1)")
+    assert cell("%%gpu 0.5 --bg\n1 / 0").ename == "ZeroDivisionError"
+    cell.ok("job = gpunb.get_job(max(job['id'] for job in gpunb.status()['finished']))")
+    assert cell.value("(job.state, job.done())") == ("failed", True)
+    cell.ok("del current.notify")
+
+
+def test_an_error_in_a_callback_ends_nothing(attached, gate, capsys):
+    ref = waiting(gate).remote()
+    backend.current().notify(ref.id, lambda: 1 / 0)
+    gate.open()
+    assert get(ref) == "task"
+    assert get(double.remote(2)) == 4
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_a_stopped_cell(cell):
     result = cell.start("%%gpu 1\nprint('runs', flush=True)\nimport time\ntime.sleep(600)")
     cell.shows(result, "runs")

@@ -106,6 +106,30 @@ def asleep(loop):
     eventually(lambda: loop._asleep and not loop._lingers)
 
 
+def test_others_are_told_on_its_thread_in_order_and_their_errors_end_nothing(loop, capsys):
+    reading, writing = os.pipe()
+    heard = []
+    loop.watch(reading, lambda: (os.read(reading, 1), loop.tell(heard.append, "second")))
+    thread = run(loop)
+    asleep(loop)
+
+    def assist():
+        loop.tell(lambda: heard.append(threading.get_ident() == thread.ident))
+        loop.tell(lambda: 1 / 0)
+        loop.tell(heard.append, "first")
+        assert heard == []
+        os.write(writing, b".")
+
+    loop.do(assist)
+    eventually(lambda: len(heard) == 3)
+    loop.post(loop.stop)
+    thread.join(PATIENCE)
+    os.close(reading)
+    os.close(writing)
+    assert heard == [True, "first", "second"]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_what_is_done_while_the_loop_sleeps_is_done_at_once_by_the_caller(loop):
     thread = run(loop)
     asleep(loop)

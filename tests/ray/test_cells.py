@@ -52,6 +52,25 @@ def tidy(shell: Any, *, session: str = "") -> None:
     eventually(lambda: gpunb.available_resources()["GPU"] == 3, within=WITHIN)
 
 
+def test_only_a_users_objects_are_looked_through_for_garbage(shell: Any) -> None:
+    """Else a process takes long to end: the next waits for its processor."""
+    code = (
+        "%%gpu 1\n"
+        "import gc\n"
+        "class Node: pass\n"
+        "node = Node()\n"
+        "node.itself = node\n"
+        "del node\n"
+        "tracked, frozen = len(gc.get_objects()), gc.get_freeze_count()\n"
+        "garbage = gc.collect()"
+    )
+    result, _ = run(shell, code)
+    assert result.success
+    names = shell.user_ns
+    assert names["garbage"] > 0
+    assert names["frozen"] > 10 * names["tracked"]
+
+
 def test_names_output_and_result(shell: Any) -> None:
     shell.user_ns["a"] = [1]
     code = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import os
 import threading
@@ -16,7 +17,7 @@ from gpunb import backend, exceptions, serialize
 from gpunb.backend import DYNAMIC, STREAMING
 from gpunb.core.tasks import TaskId
 from gpunb.runtime.ray import failures
-from gpunb.runtime.ray.hosts import key_of
+from gpunb.runtime.ray.hosts import key_of, load_shell
 from gpunb.runtime.ray.kits import Kit, setup_of
 from gpunb.runtime.ray.onray import Head
 from gpunb.runtime.ray.parcels import Parcel, pack
@@ -41,6 +42,7 @@ def this() -> Running:
         if _this is None:
             _this = Running()
             backend.install(_this)
+            gc.freeze()  # as in `hosts.load_shell`
         return _this
 
 
@@ -52,6 +54,8 @@ class Running(InWorker):
         head = Head(*head)
         if self._several:
             return self._run_beside(head, parcel, inputs)
+        if head.kind == "cell":
+            load_shell()
         work = self._begin(head, parcel, inputs)
         # What the results refer to is kept until they are packed.
         runner, value = self._runner, None

@@ -150,8 +150,8 @@ class Job:
     def _end(self) -> None:
         """It is over: take what it made, and what is known of it, before anybody forgets."""
         assert self._handed is not None
-        self._past = self._backend.ask("job", self.id) or self._past
         try:
+            self._past = self._backend.ask("job", self.id) or self._past
             self._outcome = self._backend.fetch([self._handed.obj], 0)[0]
         except GpunbError as error:
             self._outcome = error

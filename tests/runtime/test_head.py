@@ -857,12 +857,14 @@ def test_one_that_runs_first_is_over_when_its_cell_is(cell):
 
 
 def test_an_error_in_a_callback_ends_nothing(attached, gate, capsys):
-    ref = waiting(gate).remote()
+    ref, told = waiting(gate).remote(), threading.Event()
     backend.current().notify(ref.id, lambda: 1 / 0)
+    backend.current().notify(ref.id, told.set)
     gate.open()
+    assert told.wait(PATIENCE)  # after the error was printed, on another thread
+    assert "ZeroDivisionError" in capsys.readouterr().err
     assert get(ref) == "task"
     assert get(double.remote(2)) == 4
-    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_a_stopped_cell(cell):

@@ -230,6 +230,8 @@ class Store:
         self.memory.hold(outcome.payload)
         entry.outcome = outcome
         waiters, entry.waiters = entry.waiters, None
+        if waiters:
+            waiters.reverse()  # who asked first is told first
         while waiters:
             waiters.pop()()
         if not entry.count:

@@ -96,13 +96,17 @@ class Channel:
         return decode(data), descriptors
 
     def receive_raw(self, *, wait: bool = True) -> tuple[Any, list[int]]:
-        try:
-            if wait:
-                size, ancillary = self._receive_soon()
-            else:
-                size, ancillary = self._receive(_AT_ONCE)
-        except ConnectionResetError as error:
-            raise ChannelClosed from error
+        while True:
+            try:
+                if wait:
+                    size, ancillary = self._receive_soon()
+                else:
+                    size, ancillary = self._receive(_AT_ONCE)
+                break
+            except ConnectionResetError:
+                # The other side went before it had read everything. The system says so once, and
+                # then gives what that had sent before.
+                continue
         descriptors = _received(ancillary) if ancillary else []
         if size == 0:
             raise ChannelClosed

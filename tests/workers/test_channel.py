@@ -72,6 +72,21 @@ def test_a_closed_peer(ends):
         other.send(reply(1_000_000))
 
 
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("peek", [True, False])
+def test_what_a_peer_sent_before_it_went_arrives_whatever_it_had_not_read(ends, wait, peek):
+    one, other = ends
+    one.send(reply(1))
+    other.send(reply(2))
+    other.send(reply(3))
+    other.close()  # with what came to it unread, of which the system says that it was reset
+    if peek:
+        one.await_message()
+    assert [one.receive(wait=wait)[0] for _ in range(2)] == [reply(2), reply(3)]
+    with pytest.raises(ChannelClosed):
+        one.receive(wait=wait)
+
+
 def test_a_full_or_empty_channel_does_not_block(ends):
     import socket
 

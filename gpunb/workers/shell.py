@@ -189,11 +189,6 @@ def _is_shells(frame: types.FrameType) -> bool:
 _shell: Shell | None = None
 
 
-def made() -> bool:
-    """Whether the process has a shell."""
-    return _shell is not None
-
-
 def prepare() -> Shell:
     """The process's shell, which is made by the first who asks."""
     global _shell

@@ -69,6 +69,9 @@ def test_only_a_users_objects_are_looked_through_for_garbage(shell: Any) -> None
     names = shell.user_ns
     assert names["garbage"] > 0
     assert names["frozen"] > 10 * names["tracked"]
+    result, _ = run(shell, "%%gpu 0\nimport gc\nfrozen = gc.get_freeze_count()")
+    assert result.success
+    assert names["frozen"] == 0  # its process lives on
 
 
 def test_names_output_and_result(shell: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -21,26 +20,12 @@ def stream(head: Any, arguments: Any, *inputs: Any) -> Iterator[Any]:
 
 def load() -> int:
     """Load what any work needs, for what comes to this process later; the number of the process."""
-    _worker()
-    shell = load_shell()
-    shell.rehearse()
-    gc.freeze()
-    return os.getpid()
-
-
-def load_shell() -> Any:
-    """Load what a cell needs, unless that is there.
-
-    To look for garbage among all that has been loaded takes most of the time that a process takes
-    to end, so it is not looked at any more. Nothing of a user's is there yet.
-    """
     from gpunb.workers import shell
 
+    _worker()
     importlib.import_module("gpunb.workers.cells")
-    if not shell.made():
-        shell.prepare()
-        gc.freeze()
-    return shell
+    shell.rehearse()
+    return os.getpid()
 
 
 class Host:

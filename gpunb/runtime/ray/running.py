@@ -17,7 +17,7 @@ from gpunb import backend, exceptions, serialize
 from gpunb.backend import DYNAMIC, STREAMING
 from gpunb.core.tasks import TaskId
 from gpunb.runtime.ray import failures
-from gpunb.runtime.ray.hosts import key_of, load_shell
+from gpunb.runtime.ray.hosts import key_of
 from gpunb.runtime.ray.kits import Kit, setup_of
 from gpunb.runtime.ray.onray import Head
 from gpunb.runtime.ray.parcels import Parcel, pack
@@ -42,7 +42,6 @@ def this() -> Running:
         if _this is None:
             _this = Running()
             backend.install(_this)
-            gc.freeze()  # as in `hosts.load_shell`
         return _this
 
 
@@ -54,8 +53,6 @@ class Running(InWorker):
         head = Head(*head)
         if self._several:
             return self._run_beside(head, parcel, inputs)
-        if head.kind == "cell":
-            load_shell()
         work = self._begin(head, parcel, inputs)
         # What the results refer to is kept until they are packed.
         runner, value = self._runner, None
@@ -169,6 +166,8 @@ class Running(InWorker):
         several: bool = False,
     ) -> msg.Execute:
         """Take in what comes with a call, and say that it begins."""
+        if self._fresh:
+            self._settle(head)
         kit = self._take_kit(head)
         attempt = (
             ray._private.worker.global_worker.core_worker.get_current_task_attempt_number() + 1
@@ -206,6 +205,18 @@ class Running(InWorker):
         news = (head.task, attempt, os.getpid(), node, gpus, self.key, self.fatal)
         self._tell(("began", *news, head.name, head.kind, head.parent, head.sink, head.actor))
         return work
+
+    def _settle(self, head: Head) -> None:
+        """Before the first call. A process that works on a GPU ends after it, and to look for
+        garbage among all that has been loaded would take most of the time that the end takes."""
+        self._fresh = False
+        if not head.gpus or head.actor:
+            return  # what is there by now may become garbage while it lives on
+        if head.kind == "cell":
+            from gpunb.workers import cells, shell  # noqa: F401 - loaded now
+
+            shell.prepare()
+        gc.freeze()
 
     def _setup(self, kit: Kit, gpus: tuple[int | str, ...], head: Head) -> tuple[Any, ...]:
         return setup_of(kit, gpus, head.share, head.kind == "cell" or self._session)

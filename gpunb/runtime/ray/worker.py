@@ -61,6 +61,7 @@ class InWorker(OnRay):
         self._box: Any = None
         self._ears: dict[str, Ear] = {}
         self._session = False
+        self._fresh = True
         self._context = Context()
         self._sink = 0
         self._dynamic = False

@@ -15,8 +15,8 @@ NODE_20 := process.exit(Number(process.versions.node.split(".")[0] < 20))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo docs test test-oldest test-portable stress conformance test-ray lint bench lab labextension \
-    labextension-if-node wheel release-check clean
+.PHONY: help demo docs test test-oldest test-newest test-portable stress chaos conformance test-ray lint bench gpu \
+    lab pictures labextension labextension-if-node wheel release-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ test: $(VENV)/.stamp-test labextension-if-node ## run the tests; those that need
 	$(RUN) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-portable: $(VENV)/.stamp-test ## run the tests of what works on other systems than Linux too
-	$(RUN) -m pytest tests/core tests/test_exceptions.py tests/test_package.py tests/test_linux.py $(ARGS)
+	$(RUN) -m pytest tests/scheduler tests/test_exceptions.py tests/test_package.py tests/system/test_linux.py $(ARGS)
 
 OLDEST := build/oldest
 test-oldest: $(VENV)/.stamp-build ## run the tests with the oldest versions of what gpunb depends on
@@ -37,12 +37,26 @@ test-oldest: $(VENV)/.stamp-build ## run the tests with the oldest versions of w
 	    --requirements pyproject.toml $(addprefix --extra ,demo joblib lab terminal test)
 	$(VENV)/bin/uv pip install --quiet --python $(OLDEST) --no-deps --editable .
 	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pytest \
-	    --numprocesses logical --maxprocesses 4 --dist loadfile tests/core tests/serialize tests/api \
+	    --numprocesses logical --maxprocesses 4 --dist loadfile tests/scheduler tests/data tests/api \
 	    tests/notebook tests/server tests/cli tests/accelerators $(wildcard tests/test_*.py) $(ARGS)
+
+NEWEST := build/newest
+NEWEST_PYTHON ?= $(lastword $(shell .ci/pythons))
+test-newest: ## run the tests, without the slowest, with the newest Python that is found; NEWEST_PYTHON=PATH for another
+	@$(MAKE) --no-print-directory VENV=$(NEWEST) PYTHON="$(NEWEST_PYTHON)" $(NEWEST)/.stamp-test
+	@$(NEWEST)/bin/python --version
+	PATH="$(CURDIR)/$(NEWEST)/bin:$$PATH" $(NEWEST)/bin/python -m pytest \
+	    --numprocesses logical --maxprocesses 4 --dist loadfile tests/scheduler tests/data tests/api \
+	    tests/notebook tests/server tests/cli tests/accelerators tests/engine tests/head tests/leases tests/control tests/worker tests/processes tests/protocol tests/system \
+	    $(wildcard tests/test_*.py) --ignore tests/scheduler/test_machine.py $(ARGS)
 
 stress: export PROGRAMS ?= $(if $(PROGRAMS_MINUTES),100,50000)
 stress: $(VENV)/.stamp-test ## run 50000 random programs with faults; PROGRAMS=n for n, PROGRAMS_MINUTES=n for so long
 	$(RUN) -m pytest tests/programs $(ARGS)
+
+chaos: export FAULTS ?= $(if $(MINUTES),,100000)
+chaos: $(VENV)/.stamp-test ## let 100000 faults happen to live sessions; FAULTS=n for n, SEED=n for others, MINUTES=n for so long
+	$(RUN) -m pytest -n 0 -s tests/chaos/test_chaos.py $(ARGS)
 
 conformance: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the API that Ray has too, on gpunb, on a head process and on Ray
 	GPUNB_CONFORMANCE_BACKEND=gpunb $(RUN) -m pytest tests/conformance/api $(ARGS)
@@ -62,11 +76,17 @@ lint: $(VENV)/.stamp-lint ## check style, format, types and layers
 bench: $(VENV)/.stamp-bench ## measure, and compare with the alternatives that are installed
 	$(RUN) -m benchmarks $(ARGS)
 
+gpu: ## on a machine with a GPU: run its tests and measurements without a network, and write a report
+	$(PYTHON) -m benchmarks.hardware $(ARGS)
+
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/.stamp-docs ## build the documentation into build/docs, with every warning as an error
 	$(RUN) docs/tables.py
 	$(RUN) -m mkdocs build --strict $(ARGS)
 	@echo "Open build/docs/index.html, or look at it live: $(VENV)/bin/mkdocs serve"
+
+pictures: $(VENV)/.stamp-test labextension ## take the pictures of JupyterLab in docs/images again; needs Chromium
+	$(RUN) -m tests.browser.documentation
 
 lab: $(VENV)/.stamp-lab $(VENV)/.stamp-notebooks labextension-if-node ## open the notebooks in JupyterLab, with the extension where there is Node
 	$(RUN) -m jupyterlab $(ARGS) notebooks/
@@ -100,8 +120,9 @@ clean: ## remove caches and outputs; the environment stays (rm -rf .venv starts 
 	    \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
 
 $(LABEXTENSION)/package.json: labextension/node_modules/.package-lock.json \
-    $(wildcard labextension/*.json labextension/*.mjs labextension/src/* labextension/schema/*) \
-    labextension/style/base.css labextension/style/index.js $(wildcard gpunb/notebook/monitor/view.*)
+    $(wildcard labextension/*.json labextension/*.mjs labextension/src/* labextension/src/view/* \
+    labextension/schema/*) \
+    labextension/style/base.css labextension/style/index.js $(wildcard gpunb/live/view.css gpunb/live/view/*)
 	cd labextension && npm run --silent build
 
 labextension/node_modules/.package-lock.json: labextension/package-lock.json

@@ -21,6 +21,8 @@ TOPICS = (
     "floors",
     "startup",
     "fresh",
+    "steps",
+    "cells",
     "warm",
     "head",
     "on_ray",
@@ -34,6 +36,7 @@ TOPICS = (
     "sampler",
     "gpu",
     "monitor",
+    "sweeps",
     "browser",
 )
 OUT = Path(__file__).parent / "out"
@@ -102,8 +105,10 @@ def _report(bench: Bench, facts: dict[str, Any], lines: list[Line], path: Path |
         "skipped": bench.skipped,
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
-    missed = sum(line.met is False for line in lines)
-    print(f"{missed} of {sum(x.met is not None for x in lines)} goals missed; all in {path}")
+    missed = [line.name for line in lines if line.met is False]
+    for name in missed:
+        print(f"falls short: {name}")
+    print(f"{len(missed)} of {sum(x.met is not None for x in lines)} goals missed; all in {path}")
 
 
 def _topic(name: str) -> Any:

@@ -10,7 +10,7 @@ from benchmarks import probe
 from benchmarks.lines import MS, Line, Result, median, skipped, spread, summary
 from benchmarks.probe import by_value
 
-GOAL = 0.2 * MS
+GOAL = 0.16 * MS
 
 
 @by_value
@@ -45,7 +45,7 @@ def round_trips(n: int, kind: str = "Plain", **options: Any) -> Result:
     import gpunb
     from benchmarks import floors, sessions
 
-    sessions.start(4, [], cpus=2)
+    sessions.start(4, cpus=2)
     actor = remote(gpunb, kind, options).remote()
     call = actor.later if kind == "Empty" else actor.nothing
     found = floors.round_trips(lambda: gpunb.get(call.remote()), n)
@@ -58,7 +58,7 @@ def at_once(n: int, kind: str = "Plain", **options: Any) -> Result:
     import gpunb
     from benchmarks import sessions
 
-    sessions.start(4, [], cpus=2)
+    sessions.start(4, cpus=2)
     return {"rates": [calls_at_once(gpunb, n, kind, options)]}
 
 
@@ -76,7 +76,7 @@ def lives(n: int) -> Result:
     import gpunb
     from benchmarks import sessions
 
-    sessions.start(1, [], cpus=2)
+    sessions.start(1, cpus=2)
     return {"seconds": lives_of(gpunb, n)}
 
 
@@ -97,7 +97,7 @@ def values(n: int) -> Result:
     import gpunb
     from benchmarks import sessions
 
-    sessions.start(4, [], cpus=2)
+    sessions.start(4, cpus=2)
     return {"rates": [values_of(gpunb, n)]}
 
 
@@ -124,7 +124,8 @@ def measure(bench: Any) -> Iterator[Line]:
         arguments.pop("options", None)
         yield _timed(bench, name, "round_trips", GOAL, n=n, **arguments)
     many = bench.n(5000, 1000)
-    yield _rate(bench, f"{many:,} actor calls at once", "at_once", n=many)
+    name = f"{many:,} actor calls at once"
+    yield _rate(bench, name, "at_once", goal=15_000, goal_of_peer=("Ray", 2), n=many)
     yield _rate(bench, f"{many:,} async actor calls at once", "at_once", n=many, kind="Empty")
     yield _rate(bench, f"{many:,} values of a generator, one by one", "values", n=many)
     yield _timed(bench, "make, call and kill a GPU actor", "lives", None, n=bench.n(100, 30))
@@ -161,10 +162,25 @@ def _timed(bench: Any, name: str, probe_name: str, goal: float | None, **argumen
     )
 
 
-def _rate(bench: Any, name: str, probe_name: str, **arguments: Any) -> Line:
+def _rate(
+    bench: Any,
+    name: str,
+    probe_name: str,
+    goal: float | None = None,
+    goal_of_peer: tuple[str, float] | None = None,
+    **arguments: Any,
+) -> Line:
     found = _found(bench, probe_name, arguments)
     result = found.pop("gpunb")
     if "skipped" in result:
         return skipped(name, "1/s", result)
     peers = {key: median(x["rates"]) for key, x in found.items() if "rates" in x}
-    return Line(name, median(result["rates"]), "1/s", peers=peers, detail={"peers": found})
+    return Line(
+        name,
+        median(result["rates"]),
+        "1/s",
+        goal=goal,
+        goal_of_peer=goal_of_peer,
+        peers=peers,
+        detail={"peers": found},
+    )

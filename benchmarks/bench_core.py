@@ -13,11 +13,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from gpunb.core import events as ev
-from gpunb.core.placement import Capacity
-from gpunb.core.resources import UNIT, Demand, Device, Machine
-from gpunb.core.scheduler import Scheduler
-from gpunb.core.tasks import Succeeded, TaskSpec
+from gpunb.scheduler import events as ev
+from gpunb.scheduler.placement import Capacity
+from gpunb.scheduler.resources import UNIT, Demand, Device, Machine
+from gpunb.scheduler.scheduler import Scheduler
+from gpunb.scheduler.tasks import Succeeded, TaskSpec
 
 EXIT = "exit, so that another starts"
 DECISION = f"{EXIT}, 16 devices, 10,000 waiting: median us"

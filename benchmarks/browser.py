@@ -41,18 +41,20 @@ def update(rounds: int) -> Result:
     from playwright.sync_api import sync_playwright
 
     from benchmarks.pictures import picture
+    from gpunb.live.scripts import joined
 
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:
         return {"skipped": f"none of {', '.join(BROWSERS)} is installed"}
-    view = PACKAGE / "notebook" / "monitor"
+    view = PACKAGE / "live"
+    code = joined("view/index.js") + "export { render };"
     turns = [picture(DEVICES, JOBS, turn=turn) for turn in range(rounds + 1)]
     with sync_playwright() as playwright:
         options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         browser = playwright.chromium.launch(executable_path=executable, args=options)
         page = browser.new_page()
         page.set_content(f"<style>{(view / 'view.css').read_text('utf-8')}</style>")
-        first, times = page.evaluate(_TIMES, [(view / "view.js").read_text("utf-8"), turns])
+        first, times = page.evaluate(_TIMES, [code, turns])
         browser.close()
     return {"first": first * MS, "updates": [each * MS for each in times]}
 
@@ -61,9 +63,9 @@ def listening(seconds: float) -> Result:
     """CPU seconds of the server's loop for each second that a page looks at a session in which
     nothing happens; and while no page is open."""
     from benchmarks import sessions
-    from gpunb.server.watching import Listener, Watching
+    from gpunb.server.watcher import NewsListener, Watcher
 
-    sessions.init(4, [])
+    sessions.init(4)
 
     async def sent(_: str) -> None:
         pass
@@ -75,11 +77,11 @@ def listening(seconds: float) -> Result:
 
     async def both() -> Result:
         alone = await cost()
-        watching, listener = Watching(), Listener(sent)
-        watching.join(listener)
+        watcher, listener = Watcher(), NewsListener(sent)
+        watcher.join(listener)
         await asyncio.sleep(2)
         found = {"listening": await cost(), "alone": alone}
-        watching.leave(listener)
+        watcher.leave(listener)
         return found
 
     return asyncio.run(both())

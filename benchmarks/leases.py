@@ -20,7 +20,7 @@ ARRIVAL = 50 * MS
 
 def lease(others: int, n: int) -> Result:
     """Take a share and give it back, beside other sessions that hold shares of the same devices."""
-    from gpunb.runtime.ledger import Ledger
+    from gpunb.leases.ledger import Ledger
 
     devices = [f"GPU-{at}" for at in range(8)]
     with tempfile.TemporaryDirectory() as folder:
@@ -34,7 +34,7 @@ def lease(others: int, n: int) -> Result:
             mine.take({"GPU-0": 5000}, lasting=False, job="train")
             middle = time.perf_counter()
             mine.give({"GPU-0": 5000}, lasting=False)
-            mine.tell()
+            mine.publish()
             given.append(time.perf_counter() - middle)
             taken.append(middle - began)
         for each in [mine, *sessions]:
@@ -50,7 +50,7 @@ def fresh(ledger: bool, n: int) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         if ledger:
             os.environ["GPUNB_LEDGER_DIR"] = folder
-        sessions.start(4, [], cpus=2)
+        sessions.start(4, cpus=2)
         task = sessions.empty(num_gpus=1)
         seconds = []
         for _ in range(n):

@@ -13,6 +13,7 @@ from typing import Any
 
 MS = 1e-3
 MB = 1e6
+MIB = 1 << 20
 
 Result = dict[str, Any]
 """What a probe printed; ``{"skipped": reason}`` if it could not measure."""
@@ -25,7 +26,8 @@ class Line:
     Attributes:
         unit: ``"s"``, ``"1/s"`` (more is better), ``"B"``, ``""`` for a count, or ``"x"``.
         goal: the value to reach, in the same unit; None if there is none.
-        goal_of_floor: instead, how many times the floor it may be.
+        goal_of_floor: how many times the floor it may be.
+        goal_of_peer: name of a peer, and how many times better than that it has to be.
         floor: name and value of what the system needs for the same without gpunb.
         peers: the same measure of others, by name.
         note: what else has to be known, or why there is no value.
@@ -37,6 +39,7 @@ class Line:
     unit: str
     goal: float | None = None
     goal_of_floor: float | None = None
+    goal_of_peer: tuple[str, float] | None = None
     floor: tuple[str, float] | None = None
     peers: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
@@ -55,15 +58,18 @@ class Line:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None without a goal or a value."""
+        """Whether all goals are reached; None without a goal or a value. A peer that was not
+        measured has no goal."""
         if self.value is None:
             return None
-        if self.goal_of_floor is not None:
-            ratio = self.to_floor
-            return None if ratio is None else ratio <= self.goal_of_floor
-        if self.goal is None:
-            return None
-        return self.value >= self.goal if self.unit == "1/s" else self.value <= self.goal
+        met = []
+        if self.goal is not None:
+            met.append(self.value >= self.goal if self.unit == "1/s" else self.value <= self.goal)
+        if self.goal_of_floor is not None and (ratio := self.to_floor) is not None:
+            met.append(ratio <= self.goal_of_floor)
+        if self.goal_of_peer is not None and self.goal_of_peer[0] in self.to_peers:
+            met.append(self.to_peers[self.goal_of_peer[0]] >= self.goal_of_peer[1])
+        return all(met) if met else None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -17,7 +17,7 @@ def batch(n: int, runs: int) -> Result:
     import gpunb
     from benchmarks import floors, sessions
 
-    sessions.start(4, [], cpus=peers.WORKERS)
+    sessions.start(4, cpus=peers.WORKERS)
     task = sessions.empty()
     gpunb.get([task.remote() for _ in range(100)])
     rates, submits, floor = [], [], []
@@ -52,7 +52,8 @@ def measure(bench: Any) -> Iterator[Line]:
         name,
         median(result["rates"]),
         "1/s",
-        goal=7000,
+        goal=12_000,
+        goal_of_peer=("loky", 2),
         floor=("echoes one by one", median(result["floor"])),
         peers=peers.values(found, "rates"),
         note=f"submitted in {scaled(submit, 's')}",

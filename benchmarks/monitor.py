@@ -19,12 +19,12 @@ def update(rounds: int) -> Result:
     import gpunb
     from benchmarks import sessions
     from benchmarks.probe import by_value
-    from gpunb import backend
-    from gpunb.notebook.monitor.compact import compact
-    from gpunb.notebook.monitor.widget import Monitor
-    from gpunb.runtime.picture import timeless
+    from gpunb.engine.publisher import timeless
+    from gpunb.live.compact import compact
+    from gpunb.live.widget import Monitor
+    from gpunb.protocol import backend
 
-    sessions.init(DEVICES, [], cpus=4)
+    sessions.init(DEVICES, cpus=4)
 
     @by_value
     def stays() -> None:
@@ -42,7 +42,7 @@ def update(rounds: int) -> Result:
 
     def once() -> None:
         times = [time.thread_time()]
-        facts = current.driver.facts.tell("status")
+        facts = current.engine.facts.get("status")
         times.append(time.thread_time())
         timeless(facts)
         times.append(time.thread_time())
@@ -54,7 +54,7 @@ def update(rounds: int) -> Result:
             parts[name].append(end - start)
 
     for _ in range(rounds + 3):
-        current._on_loop(once)  # noqa: SLF001 - the thread that does it in a session
+        current.on_loop(once)  # the thread that does it in a session
     return {name: each[3:] for name, each in parts.items()}
 
 
@@ -62,9 +62,9 @@ def watching(seconds: float) -> Result:
     """CPU seconds for each second that somebody watches a session with four devices in which
     nothing happens, beyond those of one that nobody watches."""
     from benchmarks import sessions
-    from gpunb import backend
+    from gpunb.protocol import backend
 
-    sessions.init(4, [])
+    sessions.init(4)
     time.sleep(2)  # the first workers are there
     current: Any = backend.current()
 

@@ -187,7 +187,7 @@ def loky_startup() -> Result:
 
 
 def loky_idle() -> Result:
-    from benchmarks.idle import descendants
+    from benchmarks.processes import descendants
 
     executor = _loky(4)
     time.sleep(1)
@@ -249,7 +249,7 @@ def forkserver_startup() -> Result:
 
 
 def forkserver_idle() -> Result:
-    from benchmarks.idle import descendants
+    from benchmarks.processes import descendants
 
     with _forkserver(workers=4) as executor:
         for future in [executor.submit(time.sleep, 0.3) for _ in range(4)]:

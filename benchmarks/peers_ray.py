@@ -11,14 +11,14 @@ from benchmarks.peers import rate as batch_rate
 from benchmarks.probe import by_value
 
 
-def _start() -> Any:
+def begin(gpus: int = 4) -> Any:
     import os
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
 
     ray.init(
-        num_gpus=4,
+        num_gpus=gpus,
         num_cpus=WORKERS,
         include_dashboard=False,
         log_to_driver=False,
@@ -29,7 +29,7 @@ def _start() -> Any:
 
 
 def fresh(use: str | None, n: int) -> Result:
-    ray = _start()
+    ray = begin()
     function = by_value((lambda: little(use)) if use else (lambda: None))
     task = ray.remote(num_gpus=1)(function)
     # The first few find workers that were started beforehand, and later ones do not.
@@ -37,7 +37,7 @@ def fresh(use: str | None, n: int) -> Result:
 
 
 def rate(n: int) -> Result:
-    ray = _start()
+    ray = begin()
     task = ray.remote(num_gpus=1)(by_value(lambda: None))
     timed(lambda: ray.get(task.remote()), 4)
     start = time.perf_counter()
@@ -46,13 +46,13 @@ def rate(n: int) -> Result:
 
 
 def warm(n: int) -> Result:
-    ray = _start()
+    ray = begin()
     task = ray.remote(by_value(lambda: None))
     return {"seconds": timed(lambda: ray.get(task.remote()), n, before=50)}
 
 
 def many(n: int) -> Result:
-    ray = _start()
+    ray = begin()
     task = ray.remote(by_value(lambda: None))
     return batch_rate(lambda n: ray.get([task.remote() for _ in range(n)]), n)
 
@@ -62,15 +62,15 @@ def startup() -> Result:
     import ray
 
     imported = time.perf_counter()
-    _start()
+    begin()
     ray.get(ray.remote(num_gpus=1)(by_value(lambda: None)).remote())
     return {"import": [imported - start], "first": [time.perf_counter() - imported]}
 
 
 def idle() -> Result:
-    from benchmarks.idle import descendants
+    from benchmarks.processes import descendants
 
-    ray = _start()
+    ray = begin()
     ray.get([ray.remote(by_value(lambda: None)).remote() for _ in range(WORKERS)])
     time.sleep(2)
     return descendants()
@@ -79,7 +79,7 @@ def idle() -> Result:
 def argument(nbytes: int) -> Result:
     import numpy as np
 
-    ray = _start()
+    ray = begin()
     array = np.ones(nbytes // 8)
     task = ray.remote(ends)
     ray.get(task.remote(array[:8]))
@@ -89,7 +89,7 @@ def argument(nbytes: int) -> Result:
 def actor_round_trips(n: int, kind: str = "Plain") -> Result:
     from benchmarks import actors
 
-    ray = _start()
+    ray = begin()
     actor = actors.remote(ray, kind, {}).remote()
     call = actor.later if kind == "Empty" else actor.nothing
     return {"seconds": timed(lambda: ray.get(call.remote()), n, before=50)}
@@ -98,16 +98,16 @@ def actor_round_trips(n: int, kind: str = "Plain") -> Result:
 def actor_at_once(n: int, kind: str = "Plain") -> Result:
     from benchmarks import actors
 
-    return {"rates": [actors.calls_at_once(_start(), n, kind, {})]}
+    return {"rates": [actors.calls_at_once(begin(), n, kind, {})]}
 
 
 def actor_lives(n: int) -> Result:
     from benchmarks import actors
 
-    return {"seconds": actors.lives_of(_start(), n)}
+    return {"seconds": actors.lives_of(begin(), n)}
 
 
 def actor_values(n: int) -> Result:
     from benchmarks import actors
 
-    return {"rates": [actors.values_of(_start(), n)]}
+    return {"rates": [actors.values_of(begin(), n)]}

@@ -34,6 +34,7 @@ def picture(devices: int = 16, jobs: int = 500, *, turn: int = 0) -> dict[str, A
         "waiting": waiting,
         "finished": finished,
         "actors": [],
+        "groups": [],
         "queued": len(waiting),
         "counts": {
             "running": len(running),
@@ -136,6 +137,7 @@ def _device(at: int, running: list[dict[str, Any]], turn: int) -> dict[str, Any]
             "memory_total": 141 * GIB,
             "utilization": (37 + at + turn) % 101,
             "temperature": 61,
+            "power": 412,
         },
         "others": [
             {

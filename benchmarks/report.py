@@ -39,11 +39,14 @@ def _times(ratio: float) -> str:
 
 
 def _goal(line: Line) -> str:
+    goals = []
+    if line.goal is not None:
+        goals.append(f"{'>=' if line.unit == '1/s' else '<='} {scaled(line.goal, line.unit)}")
     if line.goal_of_floor is not None:
-        return f"<= {line.goal_of_floor:g} x"
-    if line.goal is None:
-        return ""
-    return f"{'>=' if line.unit == '1/s' else '<='} {scaled(line.goal, line.unit)}"
+        goals.append(f"<= {line.goal_of_floor:g}x the floor")
+    if line.goal_of_peer is not None:
+        goals.append(f">= {line.goal_of_peer[1]:g}x {line.goal_of_peer[0]}")
+    return ", ".join(goals)
 
 
 def machine() -> dict[str, Any]:

@@ -22,7 +22,7 @@ def cost(devices: int, seconds: float, real: bool) -> Result:
     """Processor time with the sampler and without, on devices held by actors. Made-up devices
     list processes that exist; real ones are asked through their vendor's library."""
     import gpunb
-    from gpunb.runtime import sampler, shares
+    from gpunb.engine import sampler, share_checks
 
     looks = 0
     look = sampler.Sampler._look  # noqa: SLF001 - to count them
@@ -34,7 +34,7 @@ def cost(devices: int, seconds: float, real: bool) -> Result:
 
     sampler.Sampler._look = counted  # type: ignore[method-assign] # noqa: SLF001
     sampler.hidden = lambda: False  # type: ignore[assignment]
-    shares.PERIOD = shares.REST = PERIOD
+    share_checks.PERIOD = share_checks.REST = PERIOD
     if not real:
         _make_up(devices)
     gpunb.init(num_gpus=devices if real else None, num_cpus=4, preload=[])
@@ -55,8 +55,8 @@ def cost(devices: int, seconds: float, real: bool) -> Result:
     begun, before = looks, time.process_time()
     time.sleep(seconds)
     taken, looks_taken = time.process_time() - before, looks - begun
-    local: Any = gpunb.backend.existing()
-    local.driver.sampler.close()
+    local: Any = gpunb.protocol.backend.existing()
+    local.engine.sampler.close()
     time.sleep(0.2)
     before = time.process_time()
     time.sleep(seconds)
@@ -67,7 +67,7 @@ def cost(devices: int, seconds: float, real: bool) -> Result:
 
 def _make_up(count: int) -> None:
     from gpunb.accelerators import Accelerator, Process, Usage, registry
-    from gpunb.core.resources import Device
+    from gpunb.scheduler.resources import Device
 
     class Made(Accelerator):
         name: ClassVar[str] = "made"
@@ -89,8 +89,8 @@ def _make_up(count: int) -> None:
 def _children() -> list[int]:
     import gpunb
 
-    local: Any = gpunb.backend.existing()
-    found = local.driver.pool.processes() if local is not None else []
+    local: Any = gpunb.protocol.backend.existing()
+    found = local.engine.pool.processes() if local is not None else []
     return [each.pid for each in found if each.pid]
 
 

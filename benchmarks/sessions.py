@@ -16,8 +16,9 @@ REAL = "GPUNB_BENCH_REAL"
 _PATIENCE = 60.0
 
 
-def start(devices: int, preload: Sequence[str], *, cpus: int | None = None) -> None:
-    """A session with so many devices, its preload done and its first workers behind it."""
+def start(devices: int, preload: Sequence[str] | None = None, *, cpus: int | None = None) -> None:
+    """A session with so many devices, its preload done and its first workers behind it. Without a
+    preload, all settings are the default ones."""
     init(devices, preload, cpus=cpus)
     settle()
 
@@ -36,7 +37,7 @@ def settle() -> None:
     time.sleep(0.2)  # the standbys without preload are being replaced
 
 
-def init(devices: int, preload: Sequence[str] | None, *, cpus: int | None = None) -> None:
+def init(devices: int, preload: Sequence[str] | None = None, *, cpus: int | None = None) -> None:
     """A session as it is when `init` returns."""
     modules = None if preload is None else list(preload)
     if os.environ.get(REAL):

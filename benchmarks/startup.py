@@ -48,6 +48,7 @@ def first(preload: list[str] | None) -> Result:
         "init": [ready - imported],
         "first": [result - imported],
         "shutdown": [ended - result],
+        "whole": [ended - start],
         "floor": [floors.python_start()],
     }
 
@@ -85,6 +86,9 @@ def measure(bench: Any) -> Iterator[Line]:
             detail={**result, "peers": found},
         )
     if "skipped" not in ours["gpunb"]:
+        whole = ours["gpunb"]["whole"]
+        name = "import, init, first GPU task, shutdown"
+        yield Line(name, median(whole), "s", goal=0.3, note=spread(whole))
         for name, key in (("init returns", "init"), ("shutdown", "shutdown")):
             samples = ours["gpunb"][key]
             yield Line(name, median(samples), "s", note=spread(samples))

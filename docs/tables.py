@@ -76,7 +76,7 @@ def _magic() -> Iterator[Row]:
 
 
 def _words() -> Iterator[Row]:
-    from gpunb.notebook.words import HELP, TAKES
+    from gpunb.notebook.subcommands import HELP, TAKES
 
     yield "", ""
     yield "`%gpu`", "devices and jobs now"
@@ -137,7 +137,9 @@ def _init() -> Iterator[Row]:
     said = described(gpunb.init)
     for name, parameter in inspect.signature(gpunb.init).parameters.items():
         text = re.sub(r"``(.+?)``", r"`\1`", said[name])
-        yield _code(name), _code(repr(parameter.default)), _cell(text)
+        more = parameter.kind is parameter.VAR_KEYWORD
+        default = "" if more else _code(repr(parameter.default))
+        yield _code(f"**{name}" if more else name), default, _cell(text)
 
 
 def _types() -> Iterator[Row]:
@@ -160,6 +162,20 @@ def _notebooks() -> Iterator[Row]:
         yield f"[{path.name}](../notebooks/{path.name})", _cell(title)
 
 
+# -------------------------------------------------------------------------------------- states
+
+
+def _states(record: str) -> Iterator[Row]:
+    """The states of a record of the scheduler, and the changes that its table allows."""
+    from gpunb.scheduler import state
+
+    table = getattr(state, f"{record.upper()}_TRANSITIONS")
+    yield "state", "may change to"
+    for before, allowed in table.items():
+        # Sets have no order: the order of the table is used.
+        yield _code(before), ", ".join(_code(after) for after in table if after in allowed)
+
+
 TABLES: dict[str, Callable[..., Iterator[Row]]] = {
     "magic": _magic,
     "words": _words,
@@ -169,6 +185,7 @@ TABLES: dict[str, Callable[..., Iterator[Row]]] = {
     "init": _init,
     "types": _types,
     "notebooks": _notebooks,
+    "states": _states,
 }
 
 

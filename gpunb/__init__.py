@@ -10,7 +10,7 @@
 
     losses = gpunb.get([train.remote(rate) for rate in rates])
 
-Importing this loads neither IPython nor any GPU library; names are loaded when they are used.
+Importing this module loads neither IPython nor any GPU library; names are loaded at first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpunb._version import __version__
 
 if TYPE_CHECKING:
     from gpunb import accelerators, actor, exceptions, util
-    from gpunb.api import (
+    from gpunb.api.public import (
         ActorHandle,
         DynamicObjectRefGenerator,
         Executor,
@@ -36,20 +36,23 @@ if TYPE_CHECKING:
         get,
         get_actor,
         get_gpu_ids,
-        get_job,
         get_runtime_context,
         init,
         is_initialized,
         kill,
         method,
-        monitor,
+        nodes,
         put,
         remote,
+        report,
         shutdown,
         status,
         timeline,
         wait,
     )
+    from gpunb.live import monitor
+    from gpunb.notebook import get_job
+    from gpunb.sweeps import sweep
 
 __all__ = [
     "ActorHandle",
@@ -76,10 +79,13 @@ __all__ = [
     "load_ipython_extension",
     "method",
     "monitor",
+    "nodes",
     "put",
     "remote",
+    "report",
     "shutdown",
     "status",
+    "sweep",
     "timeline",
     "unload_ipython_extension",
     "util",
@@ -87,6 +93,7 @@ __all__ = [
 ]
 
 _MODULES = ("accelerators", "actor", "exceptions", "util")
+_MODULE_OF = {"get_job": "notebook", "monitor": "live", "sweep": "sweeps"}
 
 
 def __getattr__(name: str) -> Any:
@@ -94,8 +101,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"gpunb.{name}")
     if name in __all__:
         if sys.platform == "win32":  # the API cannot even be imported there
-            importlib.import_module("gpunb.linux").check()
-        value = getattr(importlib.import_module("gpunb.api"), name)
+            importlib.import_module("gpunb.system.linux").check()
+        module = _MODULE_OF.get(name, "api.public")
+        value = getattr(importlib.import_module(f"gpunb.{module}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'gpunb' has no attribute {name!r}")

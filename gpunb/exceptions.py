@@ -1,9 +1,10 @@
 """The errors that gpunb raises.
 
     GpunbError
-    +-- TaskError                  the task's own code raised; also of the type that it raised
+    +-- TaskError                  the task's code raised an exception; also of the exception's type
     +-- WorkerCrashedError         the worker process died
     +-- TaskCancelledError         the task was cancelled
+    +-- TaskPlacementGroupRemoved  the placement group of the task was removed
     +-- GetTimeoutError            a wait took too long (also a TimeoutError)
     +-- ActorError
     |   +-- ActorDiedError         the actor is gone for good
@@ -16,9 +17,8 @@
     +-- DeadlockError              tasks wait for each other, or for devices that they hold
     +-- InternalError              a bug in gpunb
 
-Every one of them can be pickled, with all its attributes. Four of them have Ray's names, too:
-RayError is GpunbError, RayTaskError TaskError, RayActorError ActorError, and ObjectStoreFullError
-OutOfMemoryError.
+Each error can be pickled with all its attributes. Four have Ray's names as well: RayError is
+GpunbError, RayTaskError TaskError, RayActorError ActorError, ObjectStoreFullError OutOfMemoryError.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ __all__ = [
     "PendingCallsLimitExceeded",
     "TaskCancelledError",
     "TaskError",
+    "TaskPlacementGroupRemoved",
     "WorkerCrashedError",
 ]
 
@@ -59,8 +60,12 @@ class TaskCancelledError(GpunbError):
     """The task was cancelled."""
 
 
+class TaskPlacementGroupRemoved(GpunbError):
+    """The placement group in which the task or actor should run was removed."""
+
+
 class GetTimeoutError(GpunbError, TimeoutError):
-    """The value was not there within the time that the caller gave."""
+    """The value was not ready within the caller's timeout."""
 
 
 class ActorError(GpunbError):
@@ -76,7 +81,7 @@ class ActorUnavailableError(ActorError):
 
 
 class ActorAlreadyExistsError(GpunbError, ValueError):
-    """Another actor has the name that the new one is to have."""
+    """Another actor has the name that was given to a new one."""
 
 
 class OutOfMemoryError(GpunbError, MemoryError):
@@ -96,7 +101,7 @@ class ObjectLostError(GpunbError):
 
 
 class DeadlockError(GpunbError):
-    """Tasks wait for each other, or for devices that they themselves hold."""
+    """Tasks wait for each other, or for devices that they hold themselves."""
 
 
 class InternalError(GpunbError):
@@ -107,7 +112,7 @@ class InternalError(GpunbError):
 
 
 class _Failure(NamedTuple):
-    """What a TaskError knows. One value, so that it takes one name in the instance's dict."""
+    """The fields of a TaskError. One object, so that they use one name in the instance's dict."""
 
     task: str
     cause: BaseException | None
@@ -117,23 +122,24 @@ class _Failure(NamedTuple):
 
 _FAILURE = "_gpunb_failure"
 
-# What a TaskError answers itself; every other name that is not a dunder is asked of the cause.
-_OWN = frozenset({"task", "cause", "traceback", "process", "of", "with_traceback", "add_note"})
+# The attributes of a TaskError itself. All others, except dunders, are attributes of the cause.
+_OWN = frozenset(
+    "task cause traceback process of as_instanceof_cause with_traceback add_note".split()
+)
 
 
 class TaskError(GpunbError):
     """The task raised an exception.
 
-    What `gpunb.get` raises is an instance of a class that derives from both TaskError and the
-    type of the exception, so that ``except ValueError`` and ``except TaskError`` work alike.
-    Attributes, ``args`` among them, are those of the cause. ``str()`` is the traceback of the
-    worker.
+    `gpunb.get` raises an instance of a class that derives from both TaskError and the type of the
+    exception, so ``except ValueError`` and ``except TaskError`` both catch it. Its attributes,
+    ``args`` included, are those of the cause. ``str()`` has the worker's traceback.
 
     Args:
-        task: the task in words, such as ``train (#7)``.
-        cause: the exception as it was raised, also kept as ``__cause__``; None if it is not known.
+        task: description of the task, such as ``train (#7)``.
+        cause: the exception that was raised, also in ``__cause__``; None if it is unknown.
         traceback: the text of the worker's traceback.
-        process: the id of the worker's process.
+        process: the id of the worker process.
     """
 
     def __init__(
@@ -144,7 +150,7 @@ class TaskError(GpunbError):
         *,
         process: int | None = None,
     ) -> None:
-        # Not super(): next in line is the __init__ of the cause's type, with its own arguments.
+        # Not super(): that is the __init__ of the cause's type, which has other arguments.
         _fill(self, _Failure(task, cause, traceback, process))
 
     @classmethod
@@ -158,10 +164,11 @@ class TaskError(GpunbError):
     ) -> TaskError:
         """Return an error that is also of the type of `cause`, where such a class is possible.
 
-        It is a plain TaskError for exceptions that are no `Exception` (KeyboardInterrupt,
-        SystemExit), for StopIteration, which would silently end the loop around ``get``, and for
-        classes that cannot be derived from. A cause that is a TaskError itself (the error of a
-        task inside this task) is not wrapped twice: its own cause counts, and the texts are joined.
+        The error is a plain TaskError for exceptions that are not an `Exception`
+        (KeyboardInterrupt, SystemExit), for StopIteration, which no coroutine and no future can
+        raise (see `as_raised`), and for classes that cannot be derived from. A TaskError as
+        cause, of a task inside this task, is not wrapped again: the error gets its cause, and
+        the tracebacks of both.
         """
         if issubclass(type(cause), TaskError):  # isinstance() would ask the cause for __class__
             assert isinstance(cause, TaskError)
@@ -171,17 +178,17 @@ class TaskError(GpunbError):
 
     @property
     def task(self) -> str:
-        """The task in words."""
+        """A description of the task, such as ``train (#7)``."""
         return _failure(self).task
 
     @property
     def cause(self) -> BaseException | None:
-        """The exception that the task's code raised; its own traceback stayed in the worker."""
+        """The exception that the task's code raised, without its traceback object."""
         return _failure(self).cause
 
     @property
     def traceback(self) -> str:
-        """The text of the traceback, as it was in the worker."""
+        """The text of the traceback in the worker."""
         return _failure(self).traceback
 
     @property
@@ -189,11 +196,15 @@ class TaskError(GpunbError):
         """The id of the process that ran the task."""
         return _failure(self).process
 
+    def as_instanceof_cause(self) -> TaskError:
+        """Return this error, which is also of the cause's type; for programs written for Ray."""
+        return as_raised(self)
+
     def __getattribute__(self, name: str) -> Any:
         own = object.__getattribute__
         if name in _OWN or (name.startswith("__") and name.endswith("__")):
             return own(self, name)
-        if name == "_render_traceback_":  # with it a cause draws itself: without the remote part
+        if name == "_render_traceback_":  # the cause's would leave out the worker's traceback
             raise AttributeError(name)
         fields = own(self, "__dict__")
         failure = fields.get(_FAILURE)
@@ -215,7 +226,7 @@ class TaskError(GpunbError):
         cause = _safely(repr, failure.cause)
         return f"<{type(self).__name__} in {failure.task}: {cause}>"
 
-    # Identity, whatever the cause's type says: tools keep exceptions in sets.
+    # By identity, not as the cause's type defines it: tools keep exceptions in sets.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -239,7 +250,7 @@ ObjectStoreFullError = OutOfMemoryError
 
 
 def because(traceback: str, error: TaskError) -> str:
-    """Return `traceback`, which ends where `error` of another task came up, and that one's text."""
+    """Return `traceback` and after it the text of `error`, another task's error that caused it."""
     return "\n\n".join(filter(None, (traceback.rstrip(), f"because {error}")))
 
 
@@ -249,7 +260,7 @@ def _failure(error: TaskError) -> _Failure:
 
 
 def _fill(error: TaskError, failure: _Failure) -> None:
-    """Store the fields past any `__setattr__` of the cause's type (frozen dataclasses have one)."""
+    """Store the fields, around any `__setattr__` of the cause's type (as of frozen dataclasses)."""
     object.__getattribute__(error, "__dict__")[_FAILURE] = failure
     object.__setattr__(error, "__cause__", failure.cause)
 
@@ -259,6 +270,17 @@ def _rebuild(fields: tuple[Any, ...], derived: bool) -> TaskError:
     if derived:
         return _make(failure)
     return TaskError(*fields[:3], process=failure.process)
+
+
+def as_raised(error: TaskError) -> TaskError:
+    """Return the error for a call outside of coroutines: also of the type of its cause if that is
+    StopIteration or StopAsyncIteration."""
+    failure = _failure(error)
+    if type(error) is not TaskError or not isinstance(failure.cause, _LOOP_ENDERS):
+        return error
+    raised = _blank(_derived(type(failure.cause)), failure.cause) or error
+    _fill(raised, failure)
+    return raised
 
 
 def _make(failure: _Failure) -> TaskError:
@@ -271,17 +293,24 @@ def _make(failure: _Failure) -> TaskError:
     return error
 
 
-# Weak on both sides: a notebook that defines its exception class anew leaves nothing behind.
+# Weak on both sides: the old class of a redefined exception can be freed.
 _classes: weakref.WeakKeyDictionary[type, weakref.ref[type[TaskError]]]
 _classes = weakref.WeakKeyDictionary()
 
 
 def _class_for(cause: BaseException) -> type[TaskError]:
-    """Return the class, made once per type of cause, that is both a TaskError and that type."""
+    """Return the class of the error: TaskError, derived from the type of the cause if possible."""
     kind = type(cause)
-    loop_enders = (StopIteration, StopAsyncIteration)
-    if not issubclass(kind, Exception) or issubclass(kind, loop_enders):
+    if not issubclass(kind, Exception) or issubclass(kind, _LOOP_ENDERS):
         return TaskError
+    return _derived(kind)
+
+
+_LOOP_ENDERS = (StopIteration, StopAsyncIteration)
+
+
+def _derived(kind: type[BaseException]) -> type[TaskError]:
+    """Return the class that is both a TaskError and `kind`, if there can be one."""
     if issubclass(TaskError, kind):
         return TaskError
     try:
@@ -290,7 +319,7 @@ def _class_for(cause: BaseException) -> type[TaskError]:
         if found is None:
             found = _derive(kind)
             _classes[kind] = weakref.ref(found)
-    except BaseException:  # noqa: BLE001 - whatever a metaclass or an __init_subclass__ raises
+    except BaseException:  # noqa: BLE001 - a metaclass or __init_subclass__ may raise anything
         return TaskError
     return found
 
@@ -316,12 +345,12 @@ def _blank(cls: type[TaskError], cause: BaseException) -> TaskError | None:
 
 
 def native_new(kind: type) -> Callable[..., Any]:
-    """Return the `__new__` of the nearest base in C, the one that lays out the instance."""
+    """Return the `__new__` of the nearest base in C, which allocates the instance."""
     return next(base for base in kind.__mro__ if not is_heap_type(base)).__new__
 
 
 def is_heap_type(kind: type) -> bool:
-    """Return whether a class statement made it, or something like one."""
+    """Return whether the class was made at run time, as by a class statement, and not in C."""
     return bool(kind.__flags__ & 1 << 9)  # Py_TPFLAGS_HEAPTYPE
 
 
@@ -329,5 +358,5 @@ def _safely(text: Callable[[Any], str], value: object) -> str:
     """Return ``text(value)``; a description if the value's own method fails."""
     try:
         return text(value)
-    except BaseException as error:  # noqa: BLE001 - an error must be shown whatever it does
+    except BaseException as error:  # noqa: BLE001 - an error must be shown even if its methods fail
         return f"<{type(value).__name__}: its {text.__name__}() raised {type(error).__name__}>"

@@ -2,15 +2,15 @@
 // widget and this extension share.
 
 import { execFileSync } from 'node:child_process';
-import { copyFileSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { copyFileSync, cpSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
 const here = path => fileURLToPath(new URL(path, import.meta.url));
 const find = createRequire(import.meta.url).resolve;
 
-const monitor = name => here(`../gpunb/notebook/monitor/${name}`);
-copyFileSync(monitor('view.js'), here('lib/view.js'));
+const monitor = name => here(`../gpunb/live/${name}`);
+cpSync(monitor('view'), here('lib/view'), { recursive: true });
 copyFileSync(monitor('view.css'), here('style/view.css'));
 rmSync(here('../gpunb/labextension'), { recursive: true, force: true });
 execFileSync(

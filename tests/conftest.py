@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 from hypothesis import settings
 
-from tests import sessions
+from tests import needs, sessions
 
 settings.register_profile("busy machines", deadline=None)
 settings.load_profile("busy machines")
@@ -23,7 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG = ("browser", "programs", "notebooks", "packaging", "core/test_machine.py")
+LONG = ("browser", "programs", "chaos", "notebooks", "packaging", "scheduler/test_machine.py")
 """What takes minutes."""
 
 
@@ -39,6 +39,13 @@ def pytest_collection_finish() -> None:
     many tests collect garbage to see that nothing is left."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """After the last line of pytest itself."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and (printed := needs.left_out(reporter.getreports("skipped"))):
+        reporter.write_line(printed, red=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

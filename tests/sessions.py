@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,19 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def memory_files() -> tuple[int, int]:
+    """The bytes of the memory files that this process has open, and how many these are."""
+    found = {}
+    for each in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:" in os.readlink(f"/proc/self/fd/{each}"):
+                facts = os.stat(f"/proc/self/fd/{each}")
+                found[facts.st_ino] = facts.st_blocks * 512
+        except OSError:
+            continue
+    return sum(found.values()), len(found)
+
+
 def shared_memory() -> set[str]:
     own = ("gpunb", str(os.getpid()))
     return {each for each in os.listdir("/dev/shm") if any(part in each for part in own)}
@@ -85,7 +98,8 @@ def session(**settings: Any) -> Iterator[Any]:
     finally:
         gpunb.shutdown()
     eventually(lambda: marked().keys() <= processes.keys(), f"processes left: {marked()}")
-    assert not zombies()
+    left = {pid: Path(f"/proc/{pid}/stat").read_text()[:60] for pid in zombies()}
+    assert not left, left
     # The resource tracker of loky, once started, stays.
     eventually(lambda: descriptors() <= open_before + 4, "descriptors are left open", 5)
     assert shared_memory() <= shared
@@ -129,9 +143,14 @@ def script(
 
 @contextlib.contextmanager
 def running(
-    text: str, *, env: dict[str, str | None] | None = None, **settings: Any
+    text: str,
+    *,
+    env: dict[str, str | None] | None = None,
+    before: Sequence[str] = (),
+    **settings: Any,
 ) -> Iterator[subprocess.Popen[str]]:
-    """As `script`, while it runs; it is killed if it still does at the end."""
+    """As `script`, while it runs; it is killed if it still does at the end. The words `before` are
+    a command that runs the rest."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     for name in ("CUDA_VISIBLE_DEVICES", "GPUNB_SIMULATE", "GPUNB_NUM_GPUS", "GPUNB_NUM_CPUS"):
         if name not in (env or {}):
@@ -142,7 +161,7 @@ def running(
         path = Path(folder) / "program.py"
         path.write_text(textwrap.dedent(text))
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(path)],
+            [*before, sys.executable, "-W", "error", str(path)],
             env=variables,
             text=True,
             stdin=subprocess.PIPE,

@@ -15,9 +15,11 @@ from gpunb.accelerators import Detection, Process, Usage
 from gpunb.cli import doctor, start, status
 from gpunb.cli import machine as cli_machine
 from gpunb.cli.checks import Place, frameworks, hardware, jupyter, sessions, system
-from gpunb.core.resources import Device
-from gpunb.runtime import folder
-from gpunb.runtime.ledger import Ledger
+from gpunb.leases.ledger import Ledger
+from gpunb.protocol import backend
+from gpunb.scheduler.markup import control
+from gpunb.scheduler.resources import Device
+from gpunb.system import runtime_dir
 from tests.sessions import ROOT
 from tests.waiting import PATIENCE, Gate, eventually
 
@@ -41,7 +43,7 @@ def machine(monkeypatch):
 @pytest.fixture(autouse=True)
 def own_folder(monkeypatch, tmp_path):
     """Nothing of other sessions of this user is seen."""
-    monkeypatch.setenv(folder.VARIABLE, str(tmp_path / "run"))
+    monkeypatch.setenv(runtime_dir.VARIABLE, str(tmp_path / "run"))
     monkeypatch.delenv("GPUNB_LEDGER_DIR", raising=False)
 
 
@@ -56,7 +58,7 @@ def test_devices_are_listed(machine, capsys):
     assert "note: one thing to know" in out
 
 
-def test_devices_for_programs(machine, capsys):
+def test_devices_are_listed_as_json(machine, capsys):
     machine(CARD, absent=("no AMD GPU: /dev/kfd is not there",))
     assert cli.main(["devices", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -64,7 +66,7 @@ def test_devices_for_programs(machine, capsys):
     assert facts["absent"] == ["no AMD GPU: /dev/kfd is not there"]
 
 
-def test_what_was_looked_for_in_vain_is_said_if_asked_for(machine, capsys):
+def test_verbose_lists_the_vendors_without_devices(machine, capsys):
     machine(CARD, absent=("no AMD GPU: /dev/kfd is not there",))
     assert cli.main(["devices"]) == 0
     assert "AMD" not in capsys.readouterr().out
@@ -72,7 +74,7 @@ def test_what_was_looked_for_in_vain_is_said_if_asked_for(machine, capsys):
     assert "not here: no AMD GPU: /dev/kfd is not there\n" in capsys.readouterr().out
 
 
-def test_no_device_is_said(machine, capsys):
+def test_a_machine_without_devices_is_named(machine, capsys):
     machine(notes=("no driver",))
     assert cli.main(["devices"]) == 0
     assert capsys.readouterr().out == "no GPUs\nnote: no driver\n"
@@ -85,32 +87,38 @@ def test_an_unknown_command_is_refused(capsys):
     assert "dance" in capsys.readouterr().err
 
 
-def test_start_can_say_all_that_init_can(monkeypatch, capsys, tmp_path):
+def test_start_has_an_option_for_each_argument_of_init(monkeypatch, capsys, tmp_path):
     """What a head process has is settled when it starts."""
-    said = []
+    printed = []
     facts = {"pid": 1, "devices": "", "notes": (), "log": ""}
-    monkeypatch.setattr(start, "started", lambda name, settings: said.append(settings) or facts)
+    monkeypatch.setattr(
+        start, "start_head", lambda name, settings: printed.append(settings) or facts
+    )
     monkeypatch.chdir(tmp_path)
     assert cli.main(["start", "--head"]) == 0
     options = "--share kill --no-caps --mps --object-memory 1GiB --spill here --start-method spawn"
+    options += " --warm 2 --park-after 10min"
     assert cli.main(["start", "--head", *options.split()]) == 0
-    assert cli.main(["start", "--head", "--spill"]) == 0
+    assert cli.main(["start", "--head", "--spill", "--warm"]) == 0
     parameters = inspect.signature(gpunb.init).parameters
     defaults = {name: each.default for name, each in parameters.items()}
-    assert defaults | said[0] == defaults
-    assert defaults.keys() - said[0].keys() == {"address", "ignore_reinit_error"}
-    assert {name: each for name, each in said[1].items() if each != defaults[name]} == {
+    assert defaults | printed[0] == defaults
+    assert defaults.keys() - printed[0].keys() == {"address", "ignore_reinit_error", "ray"}
+    assert {name: each for name, each in printed[1].items() if each != defaults[name]} == {
         "share": "kill",
         "caps": False,
         "mps": True,
+        "warm": 2,
+        "park_after": "10min",
         "object_memory": "1GiB",
         "spill": str(tmp_path / "here"),
         "start_method": "spawn",
     }
-    assert said[2]["spill"] is True
+    assert printed[2]["spill"] is True
+    assert printed[2]["warm"] is True
 
 
-def test_it_is_a_program():
+def test_the_command_can_be_run_as_a_module():
     command = [sys.executable, "-m", "gpunb", "devices", "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "devices" in json.loads(done.stdout)
@@ -119,16 +127,16 @@ def test_it_is_a_program():
 # --------------------------------------------------------------------------------------- status
 
 
-def test_status_without_anything(machine, capsys):
+def test_status_of_an_empty_machine(machine, capsys):
     machine()
     assert cli.main(["status"]) == 0
     assert capsys.readouterr().out == "no GPUs\nno kernel has a session of gpunb\n"
 
 
-def test_status_shows_leases_and_who_else_is_there(machine, capsys):
+def test_status_shows_leases_and_other_processes(machine, capsys):
     processes = (Process(os.getpid(), 3 * GiB), Process(1, 8 * GiB))
     machine(CARD, usage={"GPU-1": Usage(11 * GiB, 40 * GiB, 87, 60, processes)})
-    path = folder.runtime_folder() / folder.LEASES
+    path = runtime_dir.runtime_folder() / runtime_dir.LEASES
     about = {"user": "ann", "notebook": "/data/train.ipynb"}
     kernel = Ledger(path, ["GPU-1"], about)
     try:
@@ -156,6 +164,31 @@ def test_status_shows_leases_and_who_else_is_there(machine, capsys):
     assert device["leases"][0]["share"] == 0.5
     assert [each["pid"] for each in device["outsiders"]] == [1]
     assert facts["kernels"][0]["yours"]
+
+
+def test_control_characters_in_the_ledger_are_escaped(machine, capsys):
+    machine(CARD)
+    about = {"user": "eve", "notebook": "/data/\x1b[2J\n.ipynb"}
+    kernel = Ledger(runtime_dir.runtime_folder() / runtime_dir.LEASES, ["GPU-1"], about)
+    try:
+        assert kernel.take({"GPU-1": 5000}, lasting=False, job="\x1b]0;title\x07")
+        assert cli.main(["status"]) == 0
+    finally:
+        kernel.close()
+    out = capsys.readouterr().out
+    assert "]0;title" in out
+    assert control(out.replace("\n", "")) is None
+    assert len(out.splitlines()) == 4
+
+
+def test_control_characters_in_errors_and_findings_are_escaped(machine, capsys):
+    machine(notes=("found \x1b[2J",))
+    assert cli.main(["devices"]) == 0
+    assert cli.main(["logs", "7", "--of", "\x1b[2J"]) == 1
+    printed = capsys.readouterr()
+    assert r"note: found \x1b[2J" in printed.out
+    assert r"no head process '\x1b[2J' runs" in printed.err
+    assert "\x1b" not in printed.out + printed.err
 
 
 def test_status_asks_sessions_what_they_do(machine, capsys, start, tmp_path):
@@ -219,14 +252,14 @@ def test_real_devices_that_are_hidden_here_are_not_called_a_sessions_own():
     assert kernel["private"] == []
 
 
-def test_status_goes_on_where_the_folder_is_of_no_use(machine, capsys):
+def test_status_works_without_a_usable_folder(machine, capsys):
     machine()
-    folder.runtime_folder().chmod(0o755)
+    runtime_dir.runtime_folder().chmod(0o755)
     assert cli.main(["status"]) == 0
     assert "may be entered by others" in capsys.readouterr().out
 
 
-def test_a_long_time_is_told_with_its_day():
+def test_a_time_of_another_day_has_its_date():
     each = {"since": 86_400.0}
     assert status._since(each).startswith("since 1970-01-0")
     assert status._since({"since": None}) == ""
@@ -235,7 +268,7 @@ def test_a_long_time_is_told_with_its_day():
 # -------------------------------------------------------------------------------------- release
 
 
-def test_an_idle_worker_is_let_go(capsys, start):
+def test_release_ends_an_idle_worker(capsys, start):
     start(simulate="1xA100:40GiB")
     warm = gpunb.remote(num_gpus=1, max_calls=0)(os.getpid)
     pid = gpunb.get(warm.remote())
@@ -245,7 +278,7 @@ def test_an_idle_worker_is_let_go(capsys, start):
     gpunb.shutdown()
 
 
-def test_nothing_to_let_go_is_said(capsys, start):
+def test_release_names_a_session_without_idle_workers(capsys, start):
     start(simulate="1xA100:40GiB")
     gpunb.status()  # by then it can be reached
     assert cli.main(["release", str(os.getpid()), "--json"]) == 0
@@ -254,18 +287,20 @@ def test_nothing_to_let_go_is_said(capsys, start):
     assert "holds nothing that is idle" in capsys.readouterr().out
 
 
-def test_a_session_ends_if_that_is_asked_for(capsys, start):
+def test_release_all_ends_the_session(capsys, start, monkeypatch):
+    monkeypatch.setattr(backend, "NOTICES", [])  # which is for a session that begins by itself
     start(simulate="1xA100:40GiB")
     gpunb.status()  # by then it can be reached
     assert cli.main(["release", "--all", str(os.getpid())]) == 0
     assert "ends, and lets go of all" in capsys.readouterr().out
-    eventually(lambda: not gpunb.is_initialized(), "it has ended")
+    eventually(lambda: backend.NOTICES, "it has ended")
+    assert not gpunb.is_initialized()
 
 
-def test_a_process_without_a_session_is_named_with_those_that_have_one(capsys, start):
+def test_release_of_a_wrong_pid_lists_the_sessions(capsys, start):
     assert cli.main(["release", "1"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("gpunb release: process 1 has no session of gpunb. None of your")
+    printed = capsys.readouterr().err
+    assert printed.startswith("gpunb release: process 1 has no session of gpunb. None of your")
     start(simulate="1xA100:40GiB")
     gpunb.status()  # by then it can be reached
     assert cli.main(["release", "1"]) == 1
@@ -279,7 +314,7 @@ def quick(monkeypatch, *checks):
     monkeypatch.setattr(doctor, "CHECKS", checks)
 
 
-def test_doctor_is_content_with_a_gpu(machine, capsys, monkeypatch):
+def test_doctor_succeeds_with_a_gpu(machine, capsys, monkeypatch):
     machine(CARD)
     quick(monkeypatch, system.python, system.processes, hardware.gpus, sessions.leases)
     assert cli.main(["doctor"]) == 0
@@ -295,7 +330,7 @@ def test_doctor_says_what_is_missing_and_what_to_do(machine, capsys):
     assert "init(num_gpus=2)" in out
 
 
-def test_doctor_for_programs(machine, capsys):
+def test_doctor_prints_json(machine, capsys):
     machine()
     assert cli.main(["doctor", "--json"]) == 1
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
@@ -312,13 +347,13 @@ def test_doctor_names_a_python_without_the_calls_it_needs(machine, capsys, monke
     assert "os.eventfd" in capsys.readouterr().out
 
 
-def test_a_check_that_fails_itself_holds_up_no_other():
+def test_a_failing_check_is_a_finding_and_the_others_run():
     def broken(place):
         raise RuntimeError("strange machine")
 
     first, second = doctor.examine(Place(), [broken, system.python])
     assert (first.level, first.name) == ("note", "broken")
-    assert "strange machine" in first.says
+    assert "strange machine" in first.text
     assert second.name == "python"
 
 
@@ -344,7 +379,7 @@ def only(check, place):
 
 
 @pytest.mark.parametrize(
-    ("files", "environ", "says", "cure"),
+    ("files", "environ", "message", "cure"),
     [
         ({".dockerenv": ""}, {}, "Docker container", "--gpus all"),
         ({"run/.containerenv": ""}, {}, "Podman", "--device nvidia.com/gpu=all"),
@@ -354,10 +389,10 @@ def only(check, place):
         ({"proc/1/cgroup": "1:cpu:/docker/abc"}, {}, "container", "--gpus all"),
     ],
 )
-def test_a_container_without_gpus(place, files, environ, says, cure):
+def test_a_container_without_gpus(place, files, environ, message, cure):
     finding = only(system.container, place(files=files, **environ))
     assert finding.level == "note"
-    assert says in finding.says
+    assert message in finding.text
     assert cure in finding.cure
     assert only(system.container, place(CARD, files=files, **environ)).level == "ok"
 
@@ -367,7 +402,7 @@ def test_a_machine_that_is_no_container_is_not_called_one(place):
     assert list(system.wsl(place(files={"proc/version": "Linux version 6"}))) == []
 
 
-def test_windows_subsystem(place):
+def test_doctor_checks_wsl(place):
     files = {"proc/version": "Linux version 5.15.1-microsoft-standard-WSL2"}
     assert only(system.wsl, place(files=files)).level == "problem"
     files["dev/dxg"] = ""
@@ -377,7 +412,7 @@ def test_windows_subsystem(place):
 
 
 @pytest.mark.parametrize(
-    ("files", "says", "level"),
+    ("files", "message", "level"),
     [
         ({}, "none by a cgroup", "ok"),
         ({"sys/fs/cgroup/cpu.max": "150000 100000"}, "1.5 of the", "ok"),
@@ -406,21 +441,21 @@ def test_windows_subsystem(place):
         ),
     ],
 )
-def test_limits_of_a_control_group(place, files, says, level):
+def test_doctor_shows_the_limits_of_a_cgroup(place, files, message, level):
     finding = only(system.limits, place(files=files))
-    assert says in finding.says
+    assert message in finding.text
     assert finding.level == level
 
 
 @pytest.mark.parametrize(
     ("value", "level"), [("fork", "ok"), ("spawn", "note"), ("thread", "problem")]
 )
-def test_start_methods(place, value, level):
+def test_doctor_checks_the_start_method(place, value, level):
     assert only(system.start_method, place(GPUNB_START_METHOD=value)).level == level
 
 
-def test_variables_that_hide_devices(place):
-    assert only(hardware.visibility, place()).says == "no variable hides any"
+def test_doctor_names_variables_that_hide_devices(place):
+    assert only(hardware.visibility, place()).text == "no variable hides any"
     assert only(hardware.visibility, place(CUDA_VISIBLE_DEVICES="1,3")).level == "ok"
     hidden = only(hardware.visibility, place(CUDA_VISIBLE_DEVICES=""))
     assert (hidden.level, hidden.cure) == ("problem", "unset CUDA_VISIBLE_DEVICES")
@@ -428,38 +463,38 @@ def test_variables_that_hide_devices(place):
     assert found[-1].cure == "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
 
 
-def test_device_files_that_may_not_be_opened(place, monkeypatch):
+def test_doctor_names_device_files_without_permission(place, monkeypatch):
     assert list(hardware.permissions(place())) == []
     there = place(files={"dev/kfd": "", "dev/dri/renderD128": "", "dev/nvidia0": ""})
     assert only(hardware.permissions, there).level == "ok"
     monkeypatch.setattr(os, "access", lambda path, mode: "renderD128" not in str(path))
     monkeypatch.setattr(hardware, "_group", lambda path: "render")
     finding = only(hardware.permissions, there)
-    assert finding.says == "you may not open /dev/dri/renderD128"
+    assert finding.text == "you may not open /dev/dri/renderD128"
     assert finding.cure == "sudo usermod -aG render $USER, and log in again"
 
 
-def test_a_driver_whose_library_does_not_fit(place, monkeypatch):
+def test_doctor_names_a_driver_whose_library_fails(place, monkeypatch):
     files = {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Kernel Module  550.54.15  x"}
     monkeypatch.setattr(hardware, "_nvml", lambda: (None, "Driver/library version mismatch"))
     finding = only(hardware.driver, place(files=files))
     assert finding.level == "problem"
-    assert "550.54.15" in finding.says
+    assert "550.54.15" in finding.text
     assert "restart" in finding.cure
     monkeypatch.setattr(hardware, "_nvml", lambda: ("550.54.15", ""))
-    assert only(hardware.driver, place(files=files)).says == "550.54.15, NVML answers"
+    assert only(hardware.driver, place(files=files)).text == "550.54.15, NVML answers"
 
 
-def test_a_card_without_a_driver(place, monkeypatch):
+def test_doctor_names_a_card_without_a_driver(place, monkeypatch):
     monkeypatch.setattr(hardware, "_nvml", lambda: (None, "no library"))
     assert list(hardware.driver(place())) == []
     card = {"sys/bus/pci/devices/0/vendor": "0x10de", "sys/bus/pci/devices/0/class": "0x030200"}
     assert "modprobe" in only(hardware.driver, place(files=card)).cure
 
 
-def test_a_device_that_is_full(place, machine):
+def test_doctor_names_a_full_device(place, machine):
     machine(CARD, usage={"GPU-1": Usage(39 * GiB, 40 * GiB)})
-    assert "97 % of its memory" in only(hardware.outsiders, place(CARD)).says
+    assert "97 % of its memory" in only(hardware.outsiders, place(CARD)).text
 
 
 @pytest.fixture
@@ -468,6 +503,8 @@ def site(tmp_path, monkeypatch):
     path = tmp_path / "site"
     path.mkdir()
     monkeypatch.syspath_prepend(str(path))
+    for name in frameworks.KNOWN:  # another test may have imported the real one
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return path
 
 
@@ -493,32 +530,41 @@ def test_a_torch_for_cpus_only_is_found_without_importing_it(place, site, text, 
     if not works:
         assert found[-1].level == "problem"
         assert list(frameworks.frameworks(place()))[-1].level == "note"
-    assert "preload=['torch']" in only(frameworks.preload, place()).says
+    assert "preload=['torch']" in only(frameworks.preload, place()).text
 
 
 def test_a_jax_without_its_plug_in(place, site):
     package(site, "jax", {})
-    assert "no plug-in" in list(frameworks.frameworks(place(CARD)))[-1].says
+    assert "no plug-in" in list(frameworks.frameworks(place(CARD)))[-1].text
     (site / "jax_cuda12_plugin-1.0.dist-info").mkdir()
     (site / "jax_cuda12_plugin-1.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: jax-cuda12-plugin\nVersion: 1.0\n"
     )
-    assert [each.name for each in frameworks.frameworks(place(CARD))] == ["frameworks"]
+    assert "jax" not in [each.name for each in frameworks.frameworks(place(CARD))]
 
 
-def test_what_sessions_left_behind(place):
-    sockets = folder.runtime_folder() / folder.KERNELS
+def test_doctor_names_the_leftovers_of_sessions(place):
+    sockets = runtime_dir.runtime_folder() / runtime_dir.KERNELS
     import socket
 
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(sockets / "424242.sock"))
-    said = [each.says for each in sessions.runtime(place())]
-    assert said[0].startswith("none of yours run now")
-    assert "424242" in said[1]
+    printed = [each.text for each in sessions.runtime(place())]
+    assert printed[0].startswith("none of yours run now")
+    assert "1 socket of sessions that have ended: 424242; removed" in printed[1]
     assert not (sockets / "424242.sock").exists()
 
 
-def test_processes_whose_kernel_is_gone(place):
+def test_many_sockets_that_sessions_left_are_counted(place):
+    sockets = runtime_dir.runtime_folder() / runtime_dir.KERNELS
+    for each in range(100):
+        (sockets / f"{4242000 + each}.sock").touch()
+    printed = [each.text for each in sessions.runtime(place())][1]
+    first = "4242000, 4242001, 4242002, 4242003, 4242004"
+    assert printed == f"100 sockets of sessions that have ended: {first} and 95 more; removed"
+
+
+def test_doctor_names_processes_whose_kernel_is_gone(place):
     stat = "(name) S {} 0"
     files = {
         "proc/1/comm": "systemd",
@@ -534,32 +580,32 @@ def test_processes_whose_kernel_is_gone(place):
     assert only(sessions.orphans, place(files=files)).level == "ok"
 
 
-def test_leases_of_killed_sessions_are_told(place, monkeypatch, tmp_path):
-    assert only(sessions.leases, place()).says.startswith("0 held by 0 kernels")
+def test_doctor_names_leases_of_killed_sessions(place, monkeypatch, tmp_path):
+    assert only(sessions.leases, place()).text.startswith("0 held by 0 kernels")
     text = (
-        "import os, sys; from pathlib import Path; from gpunb.runtime.ledger import Ledger\n"
+        "import os, sys; from pathlib import Path; from gpunb.leases.ledger import Ledger\n"
         "Ledger(Path(sys.argv[1]), ['GPU-0'], {}).take({'GPU-0': 1}, lasting=False, job='')\n"
         "os._exit(1)"
     )
-    path = folder.runtime_folder() / folder.LEASES
+    path = runtime_dir.runtime_folder() / runtime_dir.LEASES
     subprocess.run([sys.executable, "-c", text, str(path)], check=False)
-    assert "1 of sessions that were killed" in list(sessions.leases(place()))[1].says
+    assert "1 of sessions that were killed" in list(sessions.leases(place()))[1].text
 
 
-def test_jupyters_side(place, monkeypatch, tmp_path):
+def test_doctor_checks_jupyter(place, monkeypatch, tmp_path):
     config, data = tmp_path / "config", tmp_path / "data"
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(config))
     monkeypatch.setenv("JUPYTER_PATH", str(data))
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "ipykernel" in only(jupyter.packages, place()).says
+    assert "ipykernel" in only(jupyter.packages, place()).text
     where = config / "jupyter_server_config.d"
     where.mkdir(parents=True)
-    said = {"ServerApp": {"jpserver_extensions": {"gpunb.server": False}}}
-    (where / "gpunb.json").write_text(json.dumps(said))
-    assert next(jupyter.extensions(place())).says == "disabled"
-    said["ServerApp"]["jpserver_extensions"]["gpunb.server"] = True
-    (where / "gpunb.json").write_text(json.dumps(said))
+    printed = {"ServerApp": {"jpserver_extensions": {"gpunb.server": False}}}
+    (where / "gpunb.json").write_text(json.dumps(printed))
+    assert next(jupyter.extensions(place())).text == "disabled"
+    printed["ServerApp"]["jpserver_extensions"]["gpunb.server"] = True
+    (where / "gpunb.json").write_text(json.dumps(printed))
     built, installed = jupyter._missing(ROOT), jupyter._missing(tmp_path)
     assert f"`make labextension` in {ROOT}" in built.cure
     assert "Node 20" in built.cure
@@ -572,7 +618,7 @@ def test_jupyters_side(place, monkeypatch, tmp_path):
     (lab / "package.json").write_text('{"version": "1.2.3"}')
     server, extension = jupyter.extensions(place())
     assert server.level == extension.level == "ok"
-    assert "1.2.3" in extension.says
+    assert "1.2.3" in extension.text
     page = config / "labconfig" / "page_config.json"
     page.parent.mkdir()
     for disabled in ({"gpunb": True}, ["gpunb"]):
@@ -583,30 +629,31 @@ def test_jupyters_side(place, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("versions", "told"),
+    ("versions", "reported"),
     [
         ({"jupyterlab": "3.6.8", "notebook": "6.5.7"}, ["jupyterlab", "notebook"]),
         ({"jupyterlab": "4.0.0", "notebook": "7.0.0"}, []),
     ],
 )
-def test_a_jupyterlab_without_the_panel_is_told(place, monkeypatch, versions, told):
+def test_doctor_names_a_jupyterlab_without_the_panel(place, monkeypatch, versions, reported):
     versions = {"ipykernel": "7.0.0", "ipywidgets": "8.0.0", **versions}
     monkeypatch.setattr(jupyter, "_version", versions.get)
     problems = [each for each in jupyter.packages(place()) if each.level == "problem"]
-    assert [each.name for each in problems] == told
-    assert all("too old" in each.says for each in problems)
+    assert [each.name for each in problems] == reported
+    assert all("too old" in each.text for each in problems)
 
 
 @pytest.mark.parametrize(
-    ("version", "told"), [("6.29.5", True), ("7.3.0", True), ("7.4.0", False), ("8.0.0a1", False)]
+    ("version", "reported"),
+    [("6.29.5", True), ("7.3.0", True), ("7.4.0", False), ("8.0.0a1", False)],
 )
-def test_a_kernel_that_brings_clicks_late_is_told(place, monkeypatch, version, told):
+def test_doctor_names_an_old_ipykernel(place, monkeypatch, version, reported):
     monkeypatch.setattr(jupyter, "_version", {"ipykernel": version, "ipywidgets": "8.1"}.get)
     notes = [each for each in jupyter.packages(place()) if each.level == "note"]
-    assert [each.cure for each in notes] == ["pip install 'ipykernel>=7.4'"] * told
+    assert [each.cure for each in notes] == ["pip install 'ipykernel>=7.4'"] * reported
 
 
-def test_the_extension_that_is_looked_for_is_the_one_there_is():
+def test_doctor_looks_for_the_extension_of_the_package():
     root = Path(__file__).parent.parent / "labextension"
     assert json.loads((root / "package.json").read_text())["name"] == jupyter.LAB_EXTENSION
     config = json.loads((root / "jupyter-config" / "gpunb.json").read_text())

@@ -174,7 +174,7 @@ def test_the_tree_is_the_one_in_the_docstring():
     above = []
     for line in exceptions.__doc__.splitlines():
         found = re.match(r"    ([| ]*)(?:\+-- )?([A-Z]\w+)", line)
-        if not found or not re.search("Error|Exceeded", line):
+        if not found or not re.search("Error|Exceeded|Removed", line):
             continue
         depth = len(found[1]) // 4 + ("+--" in line)
         above[depth:] = [found[2]]
@@ -278,6 +278,13 @@ def test_it_is_a_plain_task_error_where_no_other_class_will_do(cause):
     assert error.args is cause.args
 
 
+def test_error_as_an_instance_of_its_cause_is_the_error_itself():
+    error = TaskError.of(ValueError("no"), task="t")
+    assert isinstance(error.as_instanceof_cause(), ValueError)
+    assert error.as_instanceof_cause() is error
+    assert isinstance(TaskError.of(StopIteration(3), task="t").as_instanceof_cause(), StopIteration)
+
+
 def test_attributes_are_those_of_the_cause():
     missing = TaskError.of(FileNotFoundError(2, "No such file", "/nowhere"), task="t")
     assert (missing.errno, missing.strerror, missing.filename) == (2, "No such file", "/nowhere")
@@ -350,13 +357,13 @@ def test_pickling_does_not_turn_a_plain_error_into_another():
 
 
 def test_one_class_for_each_type_and_none_kept():
-    class Local(Exception):
+    class EngineBackend(Exception):
         pass
 
-    error = TaskError.of(Local(), task="t")
-    assert type(TaskError.of(Local(), task="u")) is type(error)
-    kept = weakref.ref(Local)
-    del Local, error
+    error = TaskError.of(EngineBackend(), task="t")
+    assert type(TaskError.of(EngineBackend(), task="u")) is type(error)
+    kept = weakref.ref(EngineBackend)
+    del EngineBackend, error
     gc.collect()
     assert kept() is None
 

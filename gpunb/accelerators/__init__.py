@@ -1,7 +1,7 @@
-"""Which devices this machine has, how a process is pinned to some of them, and what they do now.
+"""Finds the devices of this machine, pins processes to some of them, and measures their use.
 
-The three verbs over all vendors are `detect`, `pin_environment` and `measure`; a vendor's are in
-its plug-in, a subclass of `Accelerator` that `register` or an entry point makes known. The
+`detect`, `pin_environment` and `measure` work over all vendors. Each vendor has a plug-in, a
+subclass of `Accelerator`, which `register` or an entry point adds. The
 accelerator types are constants here, with Ray's names: ``gpunb.accelerators.NVIDIA_TESLA_V100``.
 """
 
@@ -16,11 +16,13 @@ from gpunb.accelerators.registry import find, register, registered
 from gpunb.accelerators.simulated import Simulated, parse_simulate
 from gpunb.accelerators.types import nvidia_type
 from gpunb.accelerators.visibility import declared, take, visible
+from gpunb.scheduler.resources import Device
 
 __all__ = [
     "Accelerator",
     "Detection",
     "DetectionError",
+    "Device",
     "Lost",
     "Process",
     "Simulated",

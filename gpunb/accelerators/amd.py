@@ -13,12 +13,12 @@ from typing import ClassVar, NamedTuple
 
 from gpunb.accelerators import probing
 from gpunb.accelerators.base import Accelerator, DetectionError, Lost, Process, Usage
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _NAMES = "/usr/share/libdrm/amdgpu.ids"
 _LEAST = 2 * 1024**3
-"""Bytes that a GPU has for itself; the graphics of a processor has less."""
+"""The least bytes of memory of a GPU; a processor's own graphics has less."""
 
 _TYPES = {
     "0x738c": "AMD-Instinct-MI100",
@@ -43,7 +43,7 @@ _NO_DRIVER = (
 
 
 class _Node(NamedTuple):
-    """A GPU of the kfd topology: its place, what it says of itself, and its bytes of memory."""
+    """A GPU of the kfd topology: its folder, its properties, and its bytes of memory."""
 
     place: str
     facts: dict[str, str]
@@ -67,15 +67,15 @@ class _Node(NamedTuple):
 
 
 class Amd(Accelerator):
-    """AMD GPUs with memory of their own, and those that share the machine's if it is much."""
+    """AMD GPUs with at least 2 GiB of memory, their own or a share of the machine's."""
 
     name: ClassVar[str] = "amd"
     variable: ClassVar[str | None] = "HIP_VISIBLE_DEVICES"
-    # HIP takes an empty value for none at all, and shows everything.
+    # HIP treats an empty value like an unset variable, and shows every device.
     nothing: ClassVar[str] = "-1"
 
     def devices(self) -> Sequence[Device]:
-        nodes = list(enumerate(_left(_nodes())))
+        nodes = list(enumerate(_visible(_nodes())))
         keys = {node.place: key for key, node in _by_key().items()}
         if not nodes:
             on_bus = probing.pci("0x1002", kinds=("0x0302", "0x0380", "0x12"))
@@ -98,22 +98,22 @@ class Amd(Accelerator):
         return usage
 
     def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
-        told = super().health(devices)
+        health = super().health(devices)
         found = _by_key()
         for device in devices:
             node = found.get(device.key)
             if node is None:
-                told[device.key] = Lost("the driver does not list it any more: see 'sudo dmesg'")
+                health[device.key] = Lost("the driver does not list it any more: see 'sudo dmesg'")
             elif lost := _uncorrected(node):
-                told[device.key] = f"{lost} memory errors that could not be corrected: reset it"
-        return told
+                health[device.key] = f"{lost} memory errors that could not be corrected: reset it"
+        return health
 
 
 def _nodes() -> list[_Node]:
     """The GPUs that this process may use, in kfd's order."""
     found = []
     for place in probing.listed(f"{_NODES}/*"):
-        # A node that the container may not use has properties that cannot be read.
+        # The properties of a node that the container may not use cannot be read.
         text = probing.read(f"{place}/properties") or ""
         facts = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
         if int(facts.get("simd_count", 0)) and int(facts.get("gfx_target_version", 0)):
@@ -122,7 +122,7 @@ def _nodes() -> list[_Node]:
 
 
 def _by_key() -> dict[str, _Node]:
-    """The GPUs by UUID, or address. The partitions of a card may have one in common."""
+    """The GPUs by UUID or address, with a number added where partitions of a card share it."""
     found: dict[str, _Node] = {}
     for node in _nodes():
         key = node.uuid or node.address
@@ -131,7 +131,7 @@ def _by_key() -> dict[str, _Node]:
 
 
 def _memory(place: str) -> int:
-    """The bytes in the node's own banks (heaps 1 and 2), not those it shares with the host."""
+    """The bytes in the node's own memory banks (heaps 1 and 2), without memory of the host."""
     total = 0
     for bank in probing.listed(f"{place}/mem_banks/*/properties"):
         text = probing.read(bank) or ""
@@ -141,26 +141,26 @@ def _memory(place: str) -> int:
     return total
 
 
-def _left(nodes: list[_Node]) -> list[_Node]:
-    """The nodes that ROCR_VISIBLE_DEVICES leaves: by index or UUID, until the first that is
-    neither."""
+def _visible(nodes: list[_Node]) -> list[_Node]:
+    """The nodes that ROCR_VISIBLE_DEVICES names by index or UUID. The list ends at the first entry
+    that is neither."""
     value = os.environ.get("ROCR_VISIBLE_DEVICES")
     if value is None:
         return nodes
     known = {str(at): node for at, node in enumerate(nodes)}
     known |= {node.uuid.casefold(): node for node in nodes if node.uuid}
-    left: list[_Node] = []
+    visible: list[_Node] = []
     for entry in value.split(","):
         node = known.get(entry.strip().casefold())
         if node is None:
             break
-        left.append(node)
-    return left
+        visible.append(node)
+    return visible
 
 
 def _device(id: int, node: _Node, key: str) -> Device:
     product = f"0x{int(node.facts.get('device_id', 0)):04x}"
-    name = probing.read(f"{node.device}/product_name") or _marketed(node, product)
+    name = probing.read(f"{node.device}/product_name") or _marketing_name(node, product)
     kind = _TYPES.get(product)
     if kind is None and name:
         kind = "-".join(name.replace("(TM)", "").split())
@@ -176,8 +176,8 @@ def _device(id: int, node: _Node, key: str) -> Device:
     )
 
 
-def _marketed(node: _Node, product: str) -> str | None:
-    """The name in the table that comes with libdrm: "744C, C8, AMD Radeon RX 7900 XTX"."""
+def _marketing_name(node: _Node, product: str) -> str | None:
+    """The name in libdrm's table, as in the line "744C, C8, AMD Radeon RX 7900 XTX"."""
     revision = probing.number(probing.read(f"{node.device}/revision"))
     for line in (probing.read(_NAMES) or "").splitlines():
         entry = [each.strip() for each in line.split(",", 2)]
@@ -206,7 +206,7 @@ def _usage(node: _Node) -> Usage:
 
 
 def _processes(node: _Node) -> tuple[Process, ...] | None:
-    """Who computes on it, with the bytes that kfd counts for each."""
+    """The processes on the GPU, with the bytes that kfd counts for each."""
     ident = probing.read(f"{node.place}/gpu_id")
     if not probing.listed("/sys/class/kfd/kfd/proc"):
         return None
@@ -219,7 +219,7 @@ def _processes(node: _Node) -> tuple[Process, ...] | None:
 
 
 def _uncorrected(node: _Node) -> int:
-    """Memory errors that could not be corrected ("ue: 0" in the driver's counters)."""
+    """The number of uncorrectable memory errors ("ue: 0" in the driver's counters)."""
     text = probing.read(f"{node.device}/ras/umc_err_count") or ""
     counts = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     return probing.number(counts.get("ue")) or 0

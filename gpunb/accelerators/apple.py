@@ -1,4 +1,4 @@
-"""The GPU of Apple silicon, through system_profiler. It shares the machine's memory."""
+"""The GPU of Apple silicon, through system_profiler. It uses the machine's memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from gpunb.accelerators import probing
 from gpunb.accelerators.base import Accelerator, DetectionError
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 
 class Apple(Accelerator):
-    """One GPU a machine, which no variable can hide."""
+    """The one GPU of a Mac. No environment variable can hide it."""
 
     name: ClassVar[str] = "apple"
 
@@ -21,10 +21,10 @@ class Apple(Accelerator):
             self.notes = ("no Apple GPU: this is not macOS",)
             return ()
         try:
-            told = probing.ask_json("system_profiler", "SPDisplaysDataType", "-json")
+            answer = probing.ask_json("system_profiler", "SPDisplaysDataType", "-json")
         except probing.ProbeError as error:
             raise DetectionError(f"Apple's GPU cannot be looked for: {error}") from error
-        for each in told.get("SPDisplaysDataType", ()):
+        for each in answer.get("SPDisplaysDataType", ()):
             model = str(each.get("sppci_model", ""))
             if model.startswith("Apple "):
                 return [

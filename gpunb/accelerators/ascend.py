@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from gpunb.accelerators import probing
 from gpunb.accelerators.base import Accelerator, Process, Usage
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 MIB = 1024**2
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -16,8 +16,11 @@ _CHIP = re.compile(r"(?P<bus>[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A
 
 
 class _Chip(NamedTuple):
-    """A chip as npu-smi shows it: model, health ("OK" or a warning), address, bytes of memory,
-    those in use, percent busy, degrees Celsius, and its place ("0/0": NPU and chip)."""
+    """A chip in npu-smi's table.
+
+    The health is "OK" or a warning; sizes are in bytes, `busy` in percent, `heat` in degrees
+    Celsius; the place is NPU and chip, as "0/0".
+    """
 
     model: str
     health: str
@@ -43,15 +46,15 @@ class Ascend(Accelerator):
             return ()
         chips: Sequence[_Chip | None] = [None] * len(nodes)
         try:
-            told = _chips(probing.ask("npu-smi", "info"))
-            if len(told) == len(nodes):
-                chips = told
+            found = _chips(probing.ask("npu-smi", "info"))
+            if len(found) == len(nodes):
+                chips = found
             else:
-                differ = f"npu-smi lists {len(told)} NPUs, and there are {len(nodes)} device nodes"
+                differ = f"npu-smi lists {len(found)} NPUs, and there are {len(nodes)} device nodes"
                 self.notes = (f"{differ}: their types and memory are not known",)
         except probing.ProbeError as error:
             self.notes = (f"the types and memory of the Ascend NPUs are not known: {error}",)
-        # The runtime counts what the container has, from 0, whatever the nodes are called.
+        # The runtime numbers the container's NPUs from 0, whatever the names of the nodes are.
         return [self._device(id, *each) for id, each in enumerate(zip(nodes, chips, strict=True))]
 
     def usage(self, devices: Sequence[Device]) -> dict[str, Usage]:
@@ -64,21 +67,21 @@ class Ascend(Accelerator):
         for chip in _chips(text):
             key = f"ascend:{chip.address}"
             if key in usage:
-                there = None if processes is None else tuple(processes.get(chip.place, ()))
-                usage[key] = Usage(chip.used, chip.memory, chip.busy, chip.heat, there)
+                users = None if processes is None else tuple(processes.get(chip.place, ()))
+                usage[key] = Usage(chip.used, chip.memory, chip.busy, chip.heat, users)
         return usage
 
     def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
-        told = super().health(devices)
+        health = super().health(devices)
         try:
             chips = _chips(probing.ask("npu-smi", "info"))
         except probing.ProbeError:
-            return told
+            return health
         for chip in chips:
             key = f"ascend:{chip.address}"
-            if key in told and chip.health != "OK":
-                told[key] = f"npu-smi says of its health: {chip.health}"
-        return told
+            if key in health and chip.health != "OK":
+                health[key] = f"npu-smi says of its health: {chip.health}"
+        return health
 
     def _device(self, id: int, node: str, chip: _Chip | None) -> Device:
         return Device(
@@ -92,7 +95,7 @@ class Ascend(Accelerator):
 
 
 def _chips(text: str) -> list[_Chip]:
-    """The chips in npu-smi's table: two lines each, the model and the health in the first."""
+    """The chips in npu-smi's table. Each has two lines; model and health are in the first."""
     found: list[_Chip] = []
     first: list[str] = []
     for line in text.splitlines():
@@ -100,7 +103,7 @@ def _chips(text: str) -> list[_Chip]:
         where = _CHIP.fullmatch(cells[1]) if len(cells) == 3 else None
         if where and first:
             npu, model = first[0].split()[0], first[0].split()[-1]
-            # Of its memories the largest; where there is no HBM, its column has zeros.
+            # The largest of the memories; a chip without HBM has zeros in its column.
             sizes = re.findall(r"(\d+)\s*/\s*(\d+)", cells[2])
             total, used = max(((int(size), int(part)) for part, size in sizes), default=(0, 0))
             found.append(
@@ -120,13 +123,13 @@ def _chips(text: str) -> list[_Chip]:
 
 
 def _figure(cell: str, at: int) -> int | None:
-    """One of the figures in a cell ("92.8        46                0    / 0")."""
+    """The number at one position in a cell such as "92.8        46                0    / 0"."""
     words = cell.split()
     return round(float(words[at])) if at < len(words) and _NUMBER.fullmatch(words[at]) else None
 
 
 def _processes(text: str) -> dict[str, list[Process]] | None:
-    """Who is on each chip, in the table below that of the chips; None if there is no table."""
+    """The processes on each chip, from the table below the chips; None if there is no table."""
     _, title, table = text.partition("Process id")
     if not title:
         return None

@@ -1,4 +1,4 @@
-"""What this machine has, through every plug-in, and what it does with it now."""
+"""Finds the devices of all plug-ins, and reads their use and health."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from gpunb.accelerators.base import Accelerator, DetectionError, Usage
 from gpunb.accelerators.registry import find, load_installed, registered
 from gpunb.accelerators.visibility import VARIABLE, Found, visible
-from gpunb.core.resources import GPU, Device
+from gpunb.scheduler.resources import GPU, Device
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The devices found, and what there is to say about them.
+    """The devices that were found, and notes about them.
 
     Attributes:
-        devices: those that the visibility variables leave, of all vendors, with the ids the user
-            knows them by, in the order of the variable if one is set.
-        notes: why there are none, what failed, and what to do; for the user.
-        vendors: the plug-ins with hardware on this machine, visible or not.
+        devices: the devices of all vendors that the visibility variables show, with the ids that
+            the user knows, in the order of the variable if one is set.
+        notes: texts for the user: why there are none, errors, and what to do.
+        vendors: names of the plug-ins with hardware on this machine, visible or not.
         variable: the visibility variable that limits the devices.
-        value: its value; None if it is not set, so that nothing limits them.
-        absent: what was looked for beside that and is not here, a line for each vendor.
+        value: its value; None if it is not set, and so limits nothing.
+        absent: for each other vendor without devices here, the reason.
     """
 
     devices: tuple[Device, ...] = ()
@@ -37,7 +37,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """What one plug-in found; whether there was simply nothing, or the plug-in itself failed."""
+    """The devices of one plug-in; `absent` without any, `broken` if the plug-in itself failed."""
 
     plugin: type[Accelerator]
     devices: tuple[Device, ...] = ()
@@ -47,10 +47,10 @@ class _Search:
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Detection:
-    """Look for the devices of all vendors. Never raises: what fails is a note.
+    """Find the devices of all vendors. Never raises: errors become notes.
 
     Args:
-        environ: where the visibility variables are; the process's own by default.
+        environ: environment with the visibility variables; default: that of this process.
     """
     environ = os.environ if environ is None else environ
     notes = list(load_installed())
@@ -59,8 +59,8 @@ def detect(environ: Mapping[str, str] | None = None) -> Detection:
     devices: list[Device] = []
     absent: list[str] = []
     for search in searches:
-        # That a vendor has nothing here is of interest only where no device is found, and then
-        # the first vendor's word will do.
+        # The absence of a vendor's devices is a note only if no device is found at all, and then
+        # only for the first vendor.
         if search.absent and (found or absent):
             absent += search.notes
         else:
@@ -86,12 +86,9 @@ def detect(environ: Mapping[str, str] | None = None) -> Detection:
 
 
 def measure(devices: Iterable[Device]) -> dict[str, Usage]:
-    """The use of these devices now, by device key. Never raises: what fails is unknown."""
-    groups: dict[str, list[Device]] = {}
-    for device in devices:
-        groups.setdefault(device.vendor, []).append(device)
+    """The use of these devices now, by device key. Never raises: an error makes it unknown."""
     usage: dict[str, Usage] = {}
-    for vendor, group in groups.items():
+    for vendor, group in _by_vendor(devices):
         usage.update({device.key: Usage() for device in group})
         with suppress(Exception):
             usage.update(find(vendor)().usage(group))
@@ -99,21 +96,25 @@ def measure(devices: Iterable[Device]) -> dict[str, Usage]:
 
 
 def ailing(devices: Iterable[Device]) -> dict[str, str]:
-    """What is wrong with these devices, by device key; those that are fine are not in it. Never
+    """The faults of these devices, by device key, without the devices that have none. Never
     raises."""
-    groups: dict[str, list[Device]] = {}
-    for device in devices:
-        groups.setdefault(device.vendor, []).append(device)
     problems: dict[str, str] = {}
-    for vendor, group in groups.items():
+    for vendor, group in _by_vendor(devices):
         with suppress(Exception):
-            told = find(vendor)().health(group)
-            problems.update({key: text for key, text in told.items() if text})
+            health = find(vendor)().health(group)
+            problems.update({key: text for key, text in health.items() if text})
     return problems
 
 
+def _by_vendor(devices: Iterable[Device]) -> Iterable[tuple[str, list[Device]]]:
+    groups: dict[str, list[Device]] = {}
+    for device in devices:
+        groups.setdefault(device.vendor, []).append(device)
+    return groups.items()
+
+
 def _search(plugin: type[Accelerator]) -> _Search:
-    """What the plug-in finds; whatever it raises becomes a note."""
+    """The devices of the plug-in. Any exception becomes a note."""
     try:
         accelerator = plugin()
         devices = tuple(accelerator.devices())
@@ -132,7 +133,7 @@ def _search(plugin: type[Accelerator]) -> _Search:
 
 
 def _of_kind(plugin: type[Accelerator], device: Device) -> Device:
-    """The device with what holds for all devices of the plug-in."""
+    """The device with the plug-in's `resource`, `whole` and `counts`."""
     return replace(
         device,
         resource=plugin.resource,
@@ -151,7 +152,7 @@ def _limit(searches: Sequence[_Search], environ: Mapping[str, str]) -> tuple[str
 
 
 def _limited(search: _Search, environ: Mapping[str, str]) -> Found:
-    """The devices that the vendor's visibility variable leaves."""
+    """The devices that the vendor's visibility variable shows."""
     plugin = search.plugin
     if plugin.variable is None or plugin.variable not in environ:
         return search.devices, ()
@@ -162,7 +163,7 @@ def _limited(search: _Search, environ: Mapping[str, str]) -> Found:
     unset = [f"{key}={each}" for key, each in plugin.constants.items() if environ.get(key) != each]
     indexed = any(isinstance(device.id, int) for device in shown)
     if unset and indexed and len({device.name for device in search.devices}) > 1:
-        # Without it CUDA puts the fastest device first, so that an index may mean another one.
+        # Without it CUDA puts the fastest device first, so an index may mean another device.
         note = (
             f"{plugin.variable}={value!r} is read with {', '.join(unset)}, which is not set: the "
             "devices of this machine differ, and other programs may count them in another order"

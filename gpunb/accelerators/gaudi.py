@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from gpunb.accelerators import probing
 from gpunb.accelerators.base import Accelerator, Usage
-from gpunb.core.resources import Device, parse_size
+from gpunb.scheduler.resources import Device, parse_size
 
 _QUERY = ("-Q", "index,module_id,bus_id,uuid,name,memory.total", "-f", "csv,noheader")
 _FIGURES = (
@@ -61,16 +61,17 @@ class Gaudi(Accelerator):
         return usage
 
     def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
-        """As for any vendor; the driver tells the state of each card, but not its module."""
-        told = super().health(devices)
+        """As for any vendor. The driver reports the states of cards without module ids, so the
+        state is known only if there is one card."""
+        health = super().health(devices)
         states = [
             state
             for path in probing.listed("/sys/class/accel/accel*")
             if (state := probing.read(f"{path}/device/status")) is not None
         ]
         if len(devices) == len(states) == 1 and states[0].casefold() != "operational":
-            told[devices[0].key] = f"the driver says of its state: {states[0]}"
-        return told
+            health[devices[0].key] = f"the driver says of its state: {states[0]}"
+        return health
 
     def _device(self, id: int, key: str, name: str = "Gaudi", size: str = "") -> Device:
         return Device(
@@ -90,13 +91,13 @@ def _size(text: str) -> int | None:
 
 
 def _leading(text: str) -> int | None:
-    """The number that a figure with its unit begins with."""
+    """The number at the begin of a text such as "41 C"."""
     first = text.split()[:1]
     return probing.number(first[0].rstrip("%C")) if first else None
 
 
 def _rows() -> list[tuple[int, str, str, str]]:
-    """Module id, UUID or address, name and memory of each card, as hl-smi tells them."""
+    """Module id, UUID or address, name and memory of each card, from hl-smi."""
     text = probing.ask("hl-smi", *_QUERY)
     cells = [[each.strip() for each in line.split(",")] for line in text.splitlines()]
     rows = [each for each in cells if len(each) == 6 and each[1].isdigit()]

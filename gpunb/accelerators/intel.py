@@ -1,7 +1,7 @@
 """Intel's GPUs on cards of their own (Data Center GPU, Arc), through sysfs and xpu-smi.
 
-Ids count all Intel GPUs by PCI address, as Level Zero does when it is told to; the graphics of a
-processor is counted, but not listed. A card with several tiles is one device.
+Ids number all Intel GPUs by PCI address, as Level Zero does under ZE_ENABLE_PCI_ID_DEVICE_ORDER. A
+processor's own graphics is counted, but not listed. A card with several tiles is one device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from gpunb.accelerators import probing
 from gpunb.accelerators.base import Accelerator
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 _NAMES = {
     "0x0bd5": "Intel Data Center GPU Max 1550",
@@ -53,25 +53,25 @@ class Intel(Accelerator):
         return found
 
     def ids_in(self, value: str) -> str:
-        """Of "0.1,2" the cards, without the tiles."""
+        """The cards in a value such as "0.1,2", without the tiles."""
         return ",".join(dict.fromkeys(each.partition(".")[0] for each in value.split(",")))
 
 
 def _built_in(card: probing.PciDevice) -> bool:
-    """Whether it is a part of the processor, which is on the first bus."""
+    """Whether the GPU is a part of the processor: on the first bus."""
     return card.address.startswith("0000:00:")
 
 
 def _device(id: int, card: probing.PciDevice) -> Device:
-    told = _told(card.address)
-    name = told.get("device_name") or _NAMES.get(card.device, f"Intel GPU {card.device}")
+    facts = _discovered(card.address)
+    name = facts.get("device_name") or _NAMES.get(card.device, f"Intel GPU {card.device}")
     name = str(name).replace("(R)", "").replace("(TM)", "")
-    size = probing.number(str(told.get("memory_physical_size_byte") or ""))
+    size = probing.number(str(facts.get("memory_physical_size_byte") or ""))
     if size is None:
         for path in probing.listed(f"/sys/bus/pci/devices/{card.address}/drm/*/lmem_total_bytes"):
             size = probing.number(probing.read(path))
     return Device(
-        key=str(told.get("uuid") or f"intel:{card.address}"),
+        key=str(facts.get("uuid") or f"intel:{card.address}"),
         id=id,
         name=name,
         type=_TYPES.get(card.device) or "-".join(name.split()),
@@ -80,8 +80,8 @@ def _device(id: int, card: probing.PciDevice) -> Device:
     )
 
 
-def _told(address: str) -> dict[str, Any]:
-    """What Intel's tool knows of the card; nothing where it is not installed."""
+def _discovered(address: str) -> dict[str, Any]:
+    """The facts about a card from xpu-smi; empty if the tool fails or is not installed."""
     try:
         answer = probing.ask_json("xpu-smi", "discovery", "-d", address, "-j")
     except probing.ProbeError:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gpunb.accelerators import probing
 from gpunb.accelerators.base import Accelerator, DetectionError
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 _LINE = re.compile(
     r"GPU#(?P<id>\d+)\s+(?P<name>\S+)\s+(?P<address>[0-9a-fA-F:.]+)\s+(?P<state>\w+)"

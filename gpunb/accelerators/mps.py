@@ -1,7 +1,7 @@
-"""NVIDIA's Multi-Process Service for one session: processes that share a device compute at the
-same time on it, each within limits of its own, which the driver keeps.
+"""Runs NVIDIA's Multi-Process Service (MPS) for one session.
 
-The control program is run by a guard (`mps_guard`), so that it ends with the session.
+With MPS, processes that share a device compute on it at the same time, each within limits that the
+driver enforces. A guard (`mps_guard`) runs the control program, so that it ends with the session.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from typing import IO
 
 from gpunb.accelerators import mps_guard
-from gpunb.core.resources import UNIT, Device
 from gpunb.exceptions import GpunbError
+from gpunb.scheduler.resources import UNIT, Device
+from gpunb.system.signals import Divisible
 
 PROGRAM = "nvidia-cuda-mps-control"
 
@@ -27,23 +27,23 @@ _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _THREADS, _MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _DEFAULT = "/tmp/nvidia-mps"
 _LONGEST = 80
-"""Of the folder's path: a socket in there has a longer name, and the system allows 107."""
+"""The longest path of the folder: a socket in it has a longer path, at most 107 characters."""
 
 _OLDEST = 7
-"""The compute capability from which on a process can be limited (Volta)."""
+"""The least compute capability with limits for each process (Volta)."""
 
 _STOP = 15.0
 
 
 class Mps:
-    """A control program that runs until `stop`, or until this process is gone."""
+    """A control program, which runs until `stop` or the end of this process."""
 
     def __init__(self, guard: subprocess.Popen[str], folder: str) -> None:
         self._guard = guard
         self._folder = folder
 
     def environment(self, device: Device, units: int) -> Mapping[str, str]:
-        """Variables that make a process a client, limited to its share of its only device."""
+        """Environment variables of a client: a process limited to its share of its only device."""
         if device.vendor != "nvidia":
             return {}
         variables = {
@@ -56,10 +56,10 @@ class Mps:
         return variables
 
     def stop(self) -> None:
-        """End it, and all of its servers. Idempotent."""
+        """End the control program and its servers. Does nothing the second time."""
         if self._guard.stdin is not None and not self._guard.stdin.closed:
             with contextlib.suppress(OSError):
-                # A fork of this process may have it open too, so that closing it is not enough.
+                # A fork of this process may hold the pipe open too, so closing it is not enough.
                 self._guard.stdin.write("end\n")
                 self._guard.stdin.close()
         try:
@@ -75,7 +75,7 @@ def start(devices: Iterable[Device], *, release: str | None = None) -> Mps:
     """Start MPS for processes on these devices.
 
     Raises:
-        GpunbError: it cannot work here; the text says why.
+        GpunbError: MPS cannot work here; the text has the reason.
     """
     program = _program(list(devices), os.uname().release if release is None else release)
     folder = tempfile.mkdtemp(prefix="gpunb-mps-")
@@ -85,7 +85,7 @@ def start(devices: Iterable[Device], *, release: str | None = None) -> Mps:
     environment = {
         name: value
         for name, value in os.environ.items()
-        # The devices keep their numbers only if the server is shown all of them.
+        # The server must see all devices, or their numbers would change.
         if name not in ("CUDA_VISIBLE_DEVICES", _THREADS, _MEMORY)
     }
     environment |= {_PIPES: folder, _LOGS: folder, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -95,18 +95,19 @@ def start(devices: Iterable[Device], *, release: str | None = None) -> Mps:
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
-        start_new_session=True,  # an interrupt of the notebook is not meant for it
+        start_new_session=True,  # an interrupt of the notebook must not end it
     )
     mps = Mps(guard, folder)
-    said = _line(guard.stdout)
-    if said != mps_guard.READY:
+    try:
+        with Divisible():
+            line = guard.stdout.readline().strip() if guard.stdout is not None else ""
+        if line != mps_guard.READY:
+            text = f"mps=True: {PROGRAM} could not be started: {line or 'it said nothing'}"
+            raise GpunbError(text)
+    except BaseException:
         mps.stop()
-        raise GpunbError(f"mps=True: {PROGRAM} could not be started: {said or 'it said nothing'}")
+        raise
     return mps
-
-
-def _line(stream: IO[str] | None) -> str:
-    return stream.readline().strip() if stream is not None else ""
 
 
 def _program(devices: list[Device], release: str) -> str:
@@ -122,7 +123,7 @@ def _program(devices: list[Device], release: str) -> str:
             f"the program {PROGRAM} is not on PATH: it comes with the NVIDIA driver, in some "
             "distributions in a package of its own (nvidia-compute-utils)"
         )
-    if reason is None and program is not None and _answers(program):
+    if reason is None and program is not None and mps_guard.send(program, "get_server_list", 10):
         where = os.environ.get(_PIPES, _DEFAULT)
         reason = (
             f"an MPS server runs already (its pipes are in {where}), and a device can have one "
@@ -134,7 +135,7 @@ def _program(devices: list[Device], release: str) -> str:
 
 
 def _reason(devices: list[Device], release: str) -> str | None:
-    """Why MPS cannot work with these devices; None if it can."""
+    """The reason why MPS cannot work with these devices; None if it can."""
     if not sys.platform.startswith("linux") or "microsoft" in release.lower():
         return "MPS is for Linux, and WSL does not have it"
     ours = [each for each in devices if each.vendor == "nvidia"]
@@ -150,14 +151,3 @@ def _reason(devices: list[Device], release: str) -> str | None:
                 f"limits for each process need {_OLDEST}.0 or newer"
             )
     return None
-
-
-def _answers(program: str) -> bool:
-    """Whether there is a server already."""
-    try:
-        done = subprocess.run(
-            [program], input=b"get_server_list\n", capture_output=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

@@ -1,8 +1,8 @@
-"""Runs NVIDIA's MPS control program for a session, and ends it with the session, however that ends.
+"""Runs NVIDIA's MPS control program for a session, and ends it with the session.
 
-A program of its own, with nothing but the standard library: ``python mps_guard.py PROGRAM FOLDER``.
-It says ``ready``, or why it cannot, on its standard output, and goes on until something comes on
-its standard input, or that is closed, which happens by itself when the session's process is gone.
+This module is a program: ``python mps_guard.py PROGRAM FOLDER``. It uses the standard library only.
+It prints ``ready``, or the reason why it failed. It runs until it reads a byte or the end of its
+standard input, which the system closes when the session's process ends in any way.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ _QUIT = 2.0
 
 
 def main(program: str, folder: str) -> int:
-    """Returns the exit status."""
+    """Run the control program. Returns the exit status."""
     log = os.path.join(folder, "control.txt")
     with open(log, "wb") as out:
         control = subprocess.Popen(
             [program, "-f"], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
         )
     try:
-        problem = _wait(program, control, log)
+        problem = _wait_until_ready(program, control, log)
         sys.stdout.write(f"{problem or READY}\n")
         sys.stdout.flush()
         if problem:
             return 1
-        os.read(0, 1)  # until something is said, or nobody is left who could
+        os.read(0, 1)  # waits for a byte, or for the end of the session's process
         return 0
     finally:
         _end(program, control)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait(program: str, control: subprocess.Popen[bytes], log: str) -> str | None:
-    """Until it answers; or why it does not."""
+def _wait_until_ready(program: str, control: subprocess.Popen[bytes], log: str) -> str | None:
+    """Wait until the control program replies. Returns the reason if it does not."""
     deadline = time.monotonic() + _START
-    while not _say(program, "get_server_list"):
+    while not send(program, "get_server_list"):
         if control.poll() is not None:
             with open(log, errors="replace") as file:
-                said = " ".join(file.read().split())[-500:]
-            return f"it ended with status {control.returncode}: {said or 'it said nothing'}"
+                text = " ".join(file.read().split())[-500:]
+            return f"it ended with status {control.returncode}: {text or 'it said nothing'}"
         if time.monotonic() > deadline:
             return f"it did not answer within {_START:g} s"
         time.sleep(0.02)
     return None
 
 
-def _say(program: str, command: str) -> bool:
-    """Give the control program a command; whether it took it."""
+def send(program: str, command: str, patience: float = _QUIT) -> bool:
+    """Send the control program a command, for at most `patience` seconds. Returns its success."""
     try:
         done = subprocess.run(
             [program],
             input=f"{command}\n".encode(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_QUIT,
+            timeout=patience,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -70,9 +70,9 @@ def _say(program: str, command: str) -> bool:
 
 
 def _end(program: str, control: subprocess.Popen[bytes]) -> None:
-    """Let it quit, with its servers; or end them all, as they are of this process's group."""
+    """Ask the program and its servers to quit, then end all processes of this process group."""
     if control.poll() is None:
-        _say(program, "quit -t 2")
+        send(program, "quit -t 2")
         try:
             control.wait(_QUIT)
         except subprocess.TimeoutExpired:

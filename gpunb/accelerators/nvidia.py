@@ -1,11 +1,11 @@
 """NVIDIA devices, through the driver's management library (NVML).
 
-NVML only, never CUDA: NVML reads what the driver knows and makes no CUDA context, so the
-notebook's kernel takes no device memory and may go on starting workers. It is opened in the
-kernel only, never in the process that forks workers: an open library does not survive a fork.
-`pynvml` is imported inside the methods, so that importing this module costs nothing.
+NVML, never CUDA: NVML reads the driver's tables and makes no CUDA context, so the notebook's kernel
+takes no device memory and can go on starting workers. Only the kernel opens NVML, never the process
+that forks workers: an open library does not survive a fork. The methods import `pynvml`, so the
+import of this module is fast.
 
-Ids count the devices by PCI bus, which is what CUDA does under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+Ids number the devices by PCI bus, as CUDA does under CUDA_DEVICE_ORDER=PCI_BUS_ID.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from gpunb.accelerators import nvml_health, probing
 from gpunb.accelerators.base import Accelerator, DetectionError, Process, Usage
 from gpunb.accelerators.types import nvidia_type
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 _NO_PACKAGE = (
     "NVIDIA devices cannot be looked for: the Python package nvidia-ml-py does not load ({}). "
@@ -86,14 +86,14 @@ class Nvidia(Accelerator):
                     raise DetectionError(_NO_DRIVER.format(on_bus[0].address)) from error
                 self.notes = (_NO_LIBRARY,)
                 return []
-            raise DetectionError(f"the NVIDIA driver does not answer: {_told(error)}") from error
+            raise DetectionError(f"the NVIDIA driver does not answer: {_advised(error)}") from error
         if notes and not devices:
             raise DetectionError("; ".join(notes))
         self.notes = tuple(notes) if devices else (_NO_DEVICES,)
         return devices
 
     def usage(self, devices: Sequence[Device]) -> dict[str, Usage]:
-        """As for any vendor. In a container the pids are those of the host."""
+        """As for any vendor. Inside a container too, pids are those of the host."""
         usage = super().usage(devices)
         with suppress(ImportError):
             nvml = _Nvml()
@@ -103,23 +103,23 @@ class Nvidia(Accelerator):
         return usage
 
     def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
-        """As for any vendor; a slice is as healthy as its card."""
-        told = super().health(devices)
+        """As for any vendor. A MIG slice has the health of its card."""
+        health = super().health(devices)
         with suppress(ImportError):
             nvml = _Nvml()
             with suppress(*nvml.errors), nvml.opened():
                 cards, left_out = nvml.cards()
                 problems = {card.key: nvml.problem(card) for card in cards}
                 gone = nvml_health.LOST if left_out else nvml_health.GONE
-                there = {card.key for card in nvml.units()}
+                listed = {card.key for card in nvml.units()}
                 for device in devices:
                     problem = problems.get(device.part_of or device.key, gone)
-                    told[device.key] = problem if device.key in there else problem or gone
-        return told
+                    health[device.key] = problem if device.key in listed else problem or gone
+        return health
 
     def polling(self) -> AbstractContextManager[object]:
-        # NVML counts how often it is opened. While this holds it open, `usage` neither waits for
-        # it to open nor lets an idle device power down in between, to be woken a second later.
+        # NVML counts how often it is opened. While this context holds it open, `usage` does not
+        # wait for it to open, and an idle device does not power down between two calls.
         try:
             nvml = _Nvml()
         except ImportError:
@@ -134,17 +134,16 @@ class _Card:
 
 
 class _Nvml:
-    """NVML, with each reading possibly missing: devices, drivers and versions all differ."""
+    """NVML. Any reading may be missing: devices, drivers and versions of NVML differ."""
 
     def __init__(self) -> None:
         import pynvml
 
         self._module: Any = pynvml
-        # The second one is raised for functions that the driver's library lacks, and is no
-        # subclass of the first.
+        # Raised for functions that the driver's library lacks; not a subclass of NVMLError.
         mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
         self.errors: tuple[type[Exception], ...] = (pynvml.NVMLError, mismatch)
-        # pynvml may be older than a function, and decodes texts that a device's firmware holds.
+        # pynvml may be older than a function, and decodes texts from the device's firmware.
         self.unreadable = (*self.errors, AttributeError, UnicodeDecodeError)
 
     @contextmanager
@@ -158,17 +157,17 @@ class _Nvml:
 
     @contextmanager
     def held_open(self) -> Iterator[None]:
-        """As `opened`, but a library that does not open is left for `usage` to find."""
+        """As `opened`, but ignores errors: `usage` handles a library that does not open."""
         with ExitStack() as stack:
             with suppress(*self.errors):
                 stack.enter_context(self.opened())
             yield
 
     def cards(self) -> tuple[list[_Card], list[str]]:
-        """The cards this process may use, by PCI bus, and why others are left out.
+        """The cards that this process may use, by PCI bus, and the reasons why others are left out.
 
         Raises:
-            NVMLError: NVML does not even count the devices.
+            NVMLError: NVML cannot count the devices.
         """
         found = []
         notes = []
@@ -177,9 +176,9 @@ class _Nvml:
             try:
                 handle = self._module.nvmlDeviceGetHandleByIndex(index)
             except self.errors as error:
-                # CUDA does not count such a device either, so the ids of the others close up.
+                # CUDA does not count such a device either, so the next device gets its id.
                 notes.append(
-                    f"NVIDIA device {index} of 0 to {count - 1} is left out: {_told(error)}"
+                    f"NVIDIA device {index} of 0 to {count - 1} is left out: {_advised(error)}"
                 )
                 continue
             pci = self.read("nvmlDeviceGetPciInfo", handle)
@@ -192,7 +191,7 @@ class _Nvml:
         return [card for _, card in found], notes
 
     def read(self, function: str, *arguments: Any) -> Any:
-        """What the function returns; None if the driver, the device or pynvml cannot tell."""
+        """The result of an NVML function; None if the driver, device or pynvml does not have it."""
         try:
             reading = getattr(self._module, function)(*arguments)
         except self.unreadable:
@@ -200,7 +199,7 @@ class _Nvml:
         return None if reading == "N/A" else reading
 
     def split(self, card: _Card) -> bool:
-        """Whether the card is in MIG mode now."""
+        """Whether the card is in MIG mode."""
         modes = self.read("nvmlDeviceGetMigMode", card.handle)
         return isinstance(modes, Sequence) and modes[0] == 1
 
@@ -229,13 +228,14 @@ class _Nvml:
         return nvml_health.problem(ask, card.handle, self.unreadable)
 
     def memory(self, card: _Card) -> Any:
-        """Total and used bytes. The second version does not count the driver's part as used."""
+        """Total and used bytes; used without the driver's own part, if NVML has its version 2."""
         second = getattr(self._module, "nvmlMemory_v2", None)
         reading = self.read("nvmlDeviceGetMemoryInfo", card.handle, second) if second else None
         return reading or self.read("nvmlDeviceGetMemoryInfo", card.handle)
 
     def usage(self, card: _Card) -> Usage:
         memory = self.memory(card)
+        milliwatts = _whole(self.read("nvmlDeviceGetPowerUsage", card.handle), 10**7)
         rates = self.read("nvmlDeviceGetUtilizationRates", card.handle)
         return Usage(
             memory_used=_whole(getattr(memory, "used", None)),
@@ -243,11 +243,12 @@ class _Nvml:
             utilization=_whole(getattr(rates, "gpu", None), 100),
             temperature=self.temperature(card),
             processes=self.processes(card),
+            power=None if milliwatts is None else round(milliwatts / 1000),
         )
 
     def temperature(self, card: _Card) -> int | None:
         sensor = getattr(self._module, "NVML_TEMPERATURE_GPU", 0)
-        # The first function is the older one, and is to go.
+        # The first function is deprecated; old drivers have only that one.
         for function in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"):
             reading = _whole(self.read(function, card.handle, sensor), 1000)
             if reading is not None:
@@ -255,7 +256,7 @@ class _Nvml:
         return None
 
     def processes(self, card: _Card) -> tuple[Process, ...] | None:
-        """Every process once, though it both computes and draws; None if NVML hides them."""
+        """The processes on the card, each once, even if it computes and draws; None if unknown."""
         computing = self.running("Compute", card)
         if computing is None:
             return None
@@ -269,16 +270,16 @@ class _Nvml:
 
     def running(self, kind: str, card: _Card) -> Sequence[Any] | None:
         name = f"nvmlDeviceGet{kind}RunningProcesses"
-        # A driver from before 2022 has the second version only.
+        # A driver from before 2022 has only version 2 of the function.
         running: Sequence[Any] | None = self.read(name, card.handle)
         return self.read(f"{name}_v2", card.handle) if running is None else running
 
 
 def _devices(nvml: _Nvml, cards: Sequence[_Card], *, clear: bool) -> tuple[list[Device], list[str]]:
-    """The cards as devices, slices in the place of those that are split, and notes.
+    """The cards as devices, with the MIG slices in place of a card that is split, and notes.
 
-    `clear` if NVML counts the cards as CUDA does: not if it left some out. CUDA counts anew where
-    some are split, too. Then the variable holds UUIDs.
+    `clear`: whether NVML numbers the cards as CUDA does. It does not if it left out some, or if
+    some are split; then `Device.pin` is the UUID.
     """
     split = [nvml.split(card) for card in cards]
     clear = clear and not any(split)
@@ -305,7 +306,7 @@ def _device(nvml: _Nvml, id: int, card: _Card) -> Device:
         id=id,
         name=name or "NVIDIA GPU",
         type=nvidia_type(name or ""),
-        # A device that shares the machine's memory has none of its own to report.
+        # None for a device without memory of its own, which uses the machine's.
         memory=_whole(getattr(nvml.memory(card), "total", None)) or None,
         vendor=Nvidia.name,
         capability=".".join(map(str, capability)) if isinstance(capability, Sequence) else None,
@@ -313,7 +314,7 @@ def _device(nvml: _Nvml, id: int, card: _Card) -> Device:
 
 
 def _slice(nvml: _Nvml, card: Device, part: _Card) -> Device:
-    """A MIG slice: of type "A100-MIG-1g.5gb" on a card of type "A100"."""
+    """The device of a MIG slice, with a type such as "A100-MIG-1g.5gb" on a card of type "A100"."""
     name = _text(nvml.read("nvmlDeviceGetName", part.handle)) or f"{card.name} MIG"
     profile = name.partition(" MIG ")[2].strip().replace(" ", "-")
     kind = "-".join(filter(None, (card.type, "MIG", profile)))
@@ -325,21 +326,22 @@ def _slice(nvml: _Nvml, card: Device, part: _Card) -> Device:
         type=kind,
         memory=_whole(getattr(nvml.memory(part), "total", None)) or None,
         part_of=card.key,
-        counts=(1,),  # CUDA uses one slice in a process, whatever it is shown
+        counts=(1,),  # CUDA uses only one slice in a process, even if it sees several
     )
 
 
 def _text(value: object) -> str | None:
-    """A text that NVML returned, as str or bytes; None if it says nothing."""
+    """A text that NVML returned, as str or bytes; None for an empty one or "N/A"."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return text if isinstance(text, str) and text not in ("", "N/A") else None
 
 
 def _whole(value: object, limit: int = 2**63) -> int | None:
-    """A number that NVML returned; None for "N/A" and for the all-ones that stand for unknown."""
+    """A number that NVML returned; None for "N/A", and for all-ones, which mean unknown."""
     return value if isinstance(value, int) and 0 <= value <= limit else None
 
 
-def _told(error: Exception) -> str:
+def _advised(error: Exception) -> str:
+    """The text of an NVML error, with what the user can do about it."""
     advice = _ADVICE.get(type(error).__name__, "run nvidia-smi to see whether the driver works")
     return f"{error} ({advice})"

@@ -1,4 +1,4 @@
-"""What is wrong with an NVIDIA card, as NVML tells it."""
+"""Finds the faults of an NVIDIA card through NVML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNCORRECTED, _VOLATILE = 1, 0
 
 
 def problem(ask: Ask, handle: Any, unreadable: tuple[type[Exception], ...]) -> str | None:
-    """What is wrong with the card, in words; None if nothing is, or if it does not tell."""
+    """The faults of the card, a text; None if it has none or reports none."""
     problems: list[str] = []
     for check in (_memory, _errors, _rows, _pages):
         try:
@@ -37,7 +37,7 @@ def problem(ask: Ask, handle: Any, unreadable: tuple[type[Exception], ...]) -> s
 
 
 def _memory(ask: Ask, handle: Any) -> None:
-    """A card that is lost says so to any question; this one every card answers."""
+    """Raise the error of a lost card. Every other card supports this function."""
     ask("nvmlDeviceGetMemoryInfo", handle)
 
 
@@ -52,7 +52,7 @@ def _errors(ask: Ask, handle: Any) -> str | None:
 
 
 def _rows(ask: Ask, handle: Any) -> str | None:
-    """Rows of memory that were replaced by spare ones."""
+    """Faulty rows of memory, which the card replaces by spare rows."""
     _, _, pending, failed = ask("nvmlDeviceGetRemappedRows", handle)
     if failed:
         return "faulty memory could not be replaced by spare rows: the card needs to be serviced"
@@ -62,7 +62,7 @@ def _rows(ask: Ask, handle: Any) -> str | None:
 
 
 def _pages(ask: Ask, handle: Any) -> str | None:
-    """Pages of memory that are no longer used, on cards without spare rows."""
+    """Faulty pages of memory, which cards without spare rows stop using."""
     if ask("nvmlDeviceGetRetiredPagesPendingStatus", handle) == 1:
         return f"faulty memory pages wait to be retired: {_RESET}"
     return None

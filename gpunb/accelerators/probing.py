@@ -1,8 +1,8 @@
-"""Looking at what the system, and the vendors' tools, say of devices, without touching any.
+"""Reads facts about devices from files of the system and from vendors' tools, without using them.
 
-Files of sysfs and device nodes come first: reading them needs no library and cannot hang. A
-vendor's tool or library is asked in a process of its own, with a time limit, because some hang or
-crash where a driver is not well.
+Plug-ins read files of sysfs and device nodes first: that needs no library and cannot hang. A
+vendor's tool or library runs in a process of its own, with a time limit, because some hang or crash
+with a faulty driver.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     import subprocess
 
 ROOT = Path("/")
-"""Where the system's files are; tests put a recorded machine there."""
+"""The root of the system's files. Tests set a folder with a recorded machine."""
 
 PATIENCE = 5.0
-"""Seconds for a vendor's tool to answer."""
+"""Seconds to wait for a vendor's tool."""
 
 MARK = "gpunb:"
 
-# Processes that could not even be killed, because a driver holds them: kept, or Python complains.
+# Processes that a driver keeps from ending after a kill; without a reference Python would warn.
 _stuck: list[subprocess.Popen[str]] = []
 
 
 class ProbeError(Exception):
-    """A vendor's tool or library does not answer: the text says which, and how it failed."""
+    """A vendor's tool or library is missing, failed or timed out. The text names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """A device on the PCI bus: its address ("0000:c1:00.0"), and the ids of vendor, product and
-    kind as sysfs writes them ("0x1002")."""
+    """A device on the PCI bus: its address, such as "0000:c1:00.0", and the ids of vendor, product
+    and class in the form of sysfs, such as "0x1002"."""
 
     address: str
     vendor: str
@@ -65,13 +65,13 @@ def number(text: str | None) -> int | None:
 
 
 def listed(pattern: str) -> list[str]:
-    """The paths that fit, as the system names them, in the order of the numbers in them."""
+    """The paths that match a pattern, sorted by the numbers in them."""
     found = [f"/{each.relative_to(ROOT)}" for each in ROOT.glob(pattern.lstrip("/"))]
     return sorted(found, key=natural)
 
 
 def natural(text: str) -> list[tuple[bool, int, str]]:
-    """Sort key that puts npu2 before npu10."""
+    """A sort key that puts npu2 before npu10."""
     return [
         (each.isdigit(), int(each) if each.isdigit() else 0, each)
         for each in re.split(r"(\d+)", text)
@@ -79,9 +79,13 @@ def natural(text: str) -> list[tuple[bool, int, str]]:
 
 
 def pci(vendor: str, devices: Iterable[str] = (), kinds: Iterable[str] = ()) -> list[PciDevice]:
-    """Devices of a vendor by their address; of some products or kinds, if any are named.
+    """The PCI devices of a vendor, in the order of their addresses.
 
-    A kind is the beginning of the class: "0x0302" for a 3D controller, "0x12" for an accelerator.
+    Args:
+        vendor: id of the vendor, such as "0x1002".
+        devices: ids of products; empty for all.
+        kinds: first characters of classes, such as "0x0302" for 3D controllers or "0x12" for
+            accelerators; empty for all.
     """
     found = []
     devices, kinds = tuple(devices), tuple(kinds)
@@ -113,10 +117,13 @@ def has(tool: str) -> bool:
 
 
 def ask(*command: str, patience: float | None = None) -> str:
-    """What a vendor's tool prints.
+    """The text that a vendor's tool prints.
+
+    Args:
+        patience: seconds to wait; default: PATIENCE.
 
     Raises:
-        ProbeError: it is missing, fails, or does not answer in time.
+        ProbeError: the tool is missing, fails or times out.
     """
     tool = command[0]
     if not has(tool):
@@ -125,7 +132,7 @@ def ask(*command: str, patience: float | None = None) -> str:
 
 
 def ask_json(*command: str) -> Any:
-    """As `ask`, for a tool that prints JSON."""
+    """The parsed JSON that a vendor's tool prints; as `ask`."""
     import json
 
     text = ask(*command)
@@ -136,10 +143,13 @@ def ask_json(*command: str) -> Any:
 
 
 def ask_python(library: str, code: str) -> Any:
-    """What Python code returns as `found` that asks a vendor's library, in a process of its own.
+    """The value of the variable `found` after Python code ran in a process of its own.
+
+    Args:
+        library: name of the vendor's library that the code uses, for errors.
 
     Raises:
-        ProbeError: the library is missing, fails, crashes or does not answer in time.
+        ProbeError: the library is missing, fails, crashes or times out.
     """
     import json
 
@@ -177,13 +187,13 @@ def _output(name: str, command: Sequence[str], patience: float) -> str:
         raise ProbeError(f"{name} crashed ({crash})")
     if process.returncode:
         lines = (problem or out).strip().splitlines()
-        said = lines[-1].strip() if lines else "it said nothing"
-        raise ProbeError(f"{name} failed with status {process.returncode}: {said}")
+        last = lines[-1].strip() if lines else "it said nothing"
+        raise ProbeError(f"{name} failed with status {process.returncode}: {last}")
     return out
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill it with all its children; one that a driver holds is left behind."""
+    """Kill a process and its children. One that a driver keeps from ending is left behind."""
     import subprocess
 
     with suppress(OSError):

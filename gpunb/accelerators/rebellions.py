@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from gpunb.accelerators import probing
 from gpunb.accelerators.base import Accelerator, Usage
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 
 class Rebellions(Accelerator):
@@ -24,52 +24,53 @@ class Rebellions(Accelerator):
             self.notes = ("no Rebellions NPU: there is no /dev/rbln0",)
             return ()
         try:
-            told = _told()
+            facts = _listed()
         except probing.ProbeError as error:
             self.notes = (f"the types and memory of the Rebellions NPUs are not known: {error}",)
-            told = [{"npu": id} for id in range(len(nodes))]
-        return [self._device(each) for each in told]
+            facts = [{"npu": id} for id in range(len(nodes))]
+        return [self._device(each) for each in facts]
 
     def usage(self, devices: Sequence[Device]) -> dict[str, Usage]:
         usage = super().usage(devices)
         try:
-            told = {_key(each): each.get("memory") or {} for each in _told()}
+            memory = {_key(each): each.get("memory") or {} for each in _listed()}
         except probing.ProbeError:
             return usage
-        for key in usage.keys() & told.keys():
-            used, total = (probing.number(str(told[key].get(each))) for each in ("used", "total"))
+        for key in usage.keys() & memory.keys():
+            used, total = (probing.number(str(memory[key].get(each))) for each in ("used", "total"))
             usage[key] = Usage(memory_used=used, memory_total=total or None)
         return usage
 
     def health(self, devices: Sequence[Device]) -> dict[str, str | None]:
         health = super().health(devices)
         try:
-            told = {_key(each): str(each.get("status") or "normal") for each in _told()}
+            states = {_key(each): str(each.get("status") or "normal") for each in _listed()}
         except probing.ProbeError:
             return health
-        for key in health.keys() & told.keys():
-            if told[key].casefold() not in ("normal", "ok"):
-                health[key] = f"rbln-stat says of its status: {told[key]}"
+        for key in health.keys() & states.keys():
+            if states[key].casefold() not in ("normal", "ok"):
+                health[key] = f"rbln-stat says of its status: {states[key]}"
         return health
 
-    def _device(self, told: dict[str, Any]) -> Device:
-        kind = str(told.get("name") or "") or None
+    def _device(self, facts: dict[str, Any]) -> Device:
+        kind = str(facts.get("name") or "") or None
         return Device(
-            key=_key(told),
-            id=int(told["npu"]),
+            key=_key(facts),
+            id=int(facts["npu"]),
             name=f"Rebellions {kind or 'NPU'}",
             type=kind,
-            memory=probing.number(str((told.get("memory") or {}).get("total"))) or None,
+            memory=probing.number(str((facts.get("memory") or {}).get("total"))) or None,
             vendor=self.name,
         )
 
 
-def _told() -> list[dict[str, Any]]:
+def _listed() -> list[dict[str, Any]]:
+    """The NPUs that Rebellions' tool lists."""
     tool = "rbln-stat" if probing.has("rbln-stat") else "rbln-smi"
     answer = probing.ask_json(tool, "-j")
     devices = answer.get("devices") if isinstance(answer, dict) else None
     return [each for each in devices or () if isinstance(each, dict) and "npu" in each]
 
 
-def _key(told: dict[str, Any]) -> str:
-    return str(told.get("uuid") or f"rbln:{told['npu']}")
+def _key(facts: dict[str, Any]) -> str:
+    return str(facts.get("uuid") or f"rbln:{facts['npu']}")

@@ -18,9 +18,9 @@ GROUP = "gpunb.accelerators"
 
 Plugin = TypeVar("Plugin", bound=type[Accelerator])
 
-# Known without an entry point, so that they work from a source tree too.
+# Registered without an entry point, so that they work from a source tree too.
 _known: dict[str, type[Accelerator]] = {Nvidia.name: Nvidia}
-# Loaded when they are asked for, because a session may never need them.
+# Imported at first use, because a session may never need them.
 _built_in: dict[str, str] = {
     "amd": "Amd",
     "intel": "Intel",
@@ -35,17 +35,17 @@ _built_in: dict[str, str] = {
     "furiosa": "Furiosa",
     "mobilint": "Mobilint",
 }
-# Pinned like the others, but nothing to look for.
-_in_the_books: dict[str, type[Accelerator]] = {Logical.name: Logical, Simulated.name: Simulated}
+# These devices are pinned like others, but never detected.
+_without_hardware: dict[str, type[Accelerator]] = {Logical.name: Logical, Simulated.name: Simulated}
 _revision = 0
 
 
 def register(accelerator: Plugin) -> Plugin:
-    """Make a plug-in known; also a class decorator. A class may be registered again.
+    """Add a plug-in; also a class decorator. Returns it. A class may be registered again.
 
     Raises:
-        TypeError: not a subclass of `Accelerator`, or one that still lacks a method.
-        ValueError: no name, or the name of another plug-in.
+        TypeError: not a subclass of `Accelerator`, or one with abstract methods.
+        ValueError: the plug-in has no name, or the name of another one.
     """
     global _revision
     if not isinstance(accelerator, type) or not issubclass(accelerator, Accelerator):
@@ -55,8 +55,8 @@ def register(accelerator: Plugin) -> Plugin:
     name = getattr(accelerator, "name", None)
     if not name or not isinstance(name, str):
         raise ValueError(f"the plug-in {accelerator.__qualname__} has no name")
-    other = _known.get(name) or _in_the_books.get(name) or _load(name) or accelerator
-    # A class of the same origin is the old one, defined again in a notebook or reloaded.
+    other = _known.get(name) or _without_hardware.get(name) or _load(name) or accelerator
+    # A class of the same origin was defined again in a notebook, or its module was reloaded.
     if _origin(other) != _origin(accelerator):
         raise ValueError(
             f"the plug-in name {name!r} is taken by {_origin(other)}: {_origin(accelerator)} "
@@ -69,7 +69,7 @@ def register(accelerator: Plugin) -> Plugin:
 
 
 def registered() -> tuple[type[Accelerator], ...]:
-    """The plug-ins known by now, built-in ones first. Those of packages join at detection."""
+    """The plug-ins registered so far, built-in ones first. Detection adds those of packages."""
     first = {name: _known[name] for name in _known if name == Nvidia.name}
     built_in = {name: _load(name) or _known[name] for name in _built_in}
     return tuple((first | built_in | _known).values())
@@ -84,19 +84,19 @@ def find(name: str) -> type[Accelerator]:
     """The plug-in that pins and measures the devices of a vendor.
 
     Raises:
-        LookupError: there is none, not even among the installed packages.
+        LookupError: no plug-in has the name, including those of installed packages.
     """
-    if name not in _known and name not in _in_the_books and _load(name) is None:
+    if name not in _known and name not in _without_hardware and _load(name) is None:
         load_installed()
     try:
-        return _known.get(name) or _in_the_books[name]
+        return _known.get(name) or _without_hardware[name]
     except KeyError:
-        known = ", ".join(sorted({*_known, *_in_the_books, *_built_in}))
+        known = ", ".join(sorted({*_known, *_without_hardware, *_built_in}))
         raise LookupError(f"no accelerator plug-in is named {name!r}; known: {known}") from None
 
 
 def _load(name: str) -> type[Accelerator] | None:
-    """The built-in plug-in of that name, which is known from then on, unless it was before."""
+    """Import and register the built-in plug-in of that name; None if registered or unknown."""
     if name not in _built_in or name in _known:
         return None
     module = importlib.import_module(f"gpunb.accelerators.{name}")
@@ -106,7 +106,7 @@ def _load(name: str) -> type[Accelerator] | None:
 
 
 def load_installed() -> tuple[str, ...]:
-    """Register the plug-ins of installed packages; returns what went wrong, for the user."""
+    """Register the plug-ins of installed packages. Returns a text for each error."""
     problems = []
     try:
         points = sorted(_entry_points(), key=lambda point: point.name)
@@ -115,7 +115,7 @@ def load_installed() -> tuple[str, ...]:
     for point in points:
         try:
             register(point.load())
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plug-in's import does
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's import may do anything
             package = f" of {point.dist.name}" if point.dist else ""
             problems.append(
                 f"the accelerator plug-in {point.name!r}{package} ({point.value}) does not load: "

@@ -1,6 +1,6 @@
 """Devices without hardware: simulated ones with type and memory, and logical ones with neither.
 
-Both are pinned as NVIDIA devices are, so code sees the ids it was given, and frameworks look for
+Both are pinned like NVIDIA devices: code sees the ids of its devices, and frameworks search for
 devices that do not exist.
 """
 
@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
 from gpunb.accelerators.base import Accelerator, Usage
-from gpunb.core.resources import GPU, Device, parse_size
+from gpunb.scheduler.resources import GPU, Device, parse_size
 
 _ITEM = re.compile(
     r"(?:(?P<plain>[0-9]+)|(?:(?P<count>[0-9]+)[xX])?(?P<type>[A-Za-z][\w.+-]*))"
     r"\s*(?::\s*(?P<memory>.*))?"
 )
 _SWAPPED = re.compile(r"(?P<type>.+?)(?:x|(?<=[0-9])X)(?P<count>[0-9]{1,2})")
-"""A count that stands behind its type."""
+"""A device with the count after the type."""
 
 _LEAST = 2**20
-"""Bytes: a smaller number was meant in another unit."""
+"""The least bytes of memory; a smaller number was most likely meant in another unit."""
 
 _RULE = (
     "write COUNTxTYPE:MEMORY, separated by commas, where the count and the memory may be left "
@@ -45,13 +45,13 @@ _OTHER_KINDS = {
     "MBLT": "mobilint",
     "MOBILINT": "mobilint",
 }
-"""How the types of devices that are no GPUs begin, and the plug-ins they are of."""
+"""Plug-ins of devices other than GPUs, by the first characters of the device's type."""
 
 _Plugin: TypeAlias = type[Accelerator]
 
 
 class Logical(Accelerator):
-    """Devices that exist in the books only: they are given out and pinned, never found."""
+    """Devices without hardware: tasks get them and are pinned to them, detection finds none."""
 
     name: ClassVar[str] = "logical"
     variable: ClassVar[str | None] = "CUDA_VISIBLE_DEVICES"
@@ -68,10 +68,10 @@ class Simulated(Logical):
     """Devices made from a text such as ``"2xA100:40GiB"``, for laptops and tests.
 
     Args:
-        text: see `parse_simulate`; None for no devices.
+        text: the devices, as for `parse_simulate`; None for none.
 
     Raises:
-        ValueError: the text does not follow the rule of `parse_simulate`.
+        ValueError: the text does not have the form that `parse_simulate` takes.
     """
 
     name: ClassVar[str] = "simulated"
@@ -84,20 +84,20 @@ class Simulated(Logical):
 
 
 def logical(id: int) -> Device:
-    """The logical device with this id. It has no type and no memory."""
+    """The logical device with this id, without type and memory."""
     return Device(key=f"logical:{id}", id=id, name="logical GPU", vendor=Logical.name, logical=True)
 
 
 def parse_simulate(text: str) -> tuple[Device, ...]:
     """Simulated devices with the ids 0, 1, ... from a text such as ``"2xA100:40GiB,V100:16GiB"``.
 
-    A plain count (``"4"``) makes devices without a type, and one without a size (``"2xH100"``)
-    has no memory: a task that asks for a type, or for device memory, cannot run on them. Types
-    of other kinds than GPUs (``"4xTPU-V4"``), and the names of those kinds (``"8xNPU"``), make
+    A count alone (``"4"``) makes devices without a type; devices without a size (``"2xH100"``)
+    have no memory. A task that asks for a type, or for device memory, cannot run on them. A type
+    of another kind than GPUs (``"4xTPU-V4"``), or the name of such a kind (``"8xNPU"``), makes
     devices of that kind, with its rules and its variable.
 
     Raises:
-        ValueError: the text does not follow that rule, or names no device.
+        ValueError: the text has another form, or names no device.
         TypeError: not a text.
     """
     if not isinstance(text, str):
@@ -133,7 +133,7 @@ def _simulated(plugin: _Plugin, id: int, type: str | None, memory: int | None) -
 
 
 def _kind(type: str | None) -> _Plugin:
-    """The plug-in whose devices have such a type."""
+    """The plug-in of devices of this type."""
     for begin, name in _OTHER_KINDS.items():
         if type is not None and type.startswith(begin):
             module = importlib.import_module(f"gpunb.accelerators.{name}")

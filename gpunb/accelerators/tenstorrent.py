@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gpunb.accelerators import probing
 from gpunb.accelerators.base import Accelerator
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 
 class Tenstorrent(Accelerator):

@@ -1,6 +1,6 @@
 """The tests that every accelerator plug-in should pass, with or without the hardware.
 
-Subclass `AcceleratorSuite` in a test file and say how the plug-in is made; pytest does the rest:
+Subclass `AcceleratorSuite` in a test file and define `make`; pytest does the rest:
 
     from gpunb.accelerators.testing import AcceleratorSuite
 
@@ -8,8 +8,8 @@ Subclass `AcceleratorSuite` in a test file and say how the plug-in is made; pyte
         def make(self):
             return Mine()
 
-Run it on a machine that has such devices and on one that has none: both must pass. Where the
-vendor's library can be replaced by a stand-in, run it with that too.
+The suite must pass on a machine with such devices and on one without. Where a stand-in can replace
+the vendor's library, run the suite with the stand-in too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from gpunb.accelerators.base import Accelerator, DetectionError, Process, Usage
-from gpunb.core.resources import GPU, Device
+from gpunb.scheduler.resources import GPU, Device
 
 _MISSING = Device(key="no such key", id=99, name="a device that is not here")
 
@@ -29,11 +29,11 @@ class AcceleratorSuite:
     """Tests of one plug-in. pytest collects the subclasses whose names begin with ``Test``."""
 
     def make(self) -> Accelerator:
-        """The plug-in, as new."""
+        """A new object of the plug-in."""
         raise NotImplementedError("define make() to return the plug-in under test")
 
     def listed(self) -> list[Device]:
-        """What the plug-in lists; nothing where the vendor's library fails and says why."""
+        """The devices of the plug-in; none after a DetectionError, which must have a text."""
         try:
             return list(self.make().devices())
         except DetectionError as error:
@@ -175,7 +175,7 @@ def _checked(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 def _check_usage(key: str, usage: Usage) -> None:
     assert isinstance(usage, Usage), f"{key}: {usage!r} is no Usage"
-    for name in ("memory_used", "memory_total", "utilization", "temperature"):
+    for name in ("memory_used", "memory_total", "utilization", "temperature", "power"):
         value = getattr(usage, name)
         assert value is None or type(value) is int, f"{key}: {name}={value!r}: an int or None"
     used, total = usage.memory_used, usage.memory_total

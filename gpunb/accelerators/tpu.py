@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gpunb.accelerators import probing
 from gpunb.accelerators.base import Accelerator, DetectionError
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 _TYPES = {
     "0x0027": "TPU-V3",
@@ -18,10 +18,10 @@ _TYPES = {
     "0x0076": "TPU-V7X",
 }
 _V2 = "0x004e"
-"""What the chips of the second generation have for a subsystem; the third shares the rest."""
+"""The subsystem id of generation 2; its other ids are those of generation 3."""
 
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""How so many chips of one process are arranged."""
+"""The arrangement of the chips of one process, by their number."""
 
 
 class Tpu(Accelerator):
@@ -57,7 +57,7 @@ class Tpu(Accelerator):
         ]
 
     def environment(self, ids: Sequence[int | str]) -> dict[str, str]:
-        """As for any vendor; libtpu has to be told how the chips of a process are arranged."""
+        """As for any vendor, with the arrangement of the chips, which libtpu needs."""
         environment = super().environment(ids)
         bounds = _BOUNDS.get(len(ids))
         if bounds is not None:

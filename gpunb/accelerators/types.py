@@ -1,7 +1,7 @@
 """The accelerator types that tasks may ask for, as constants with Ray's names and values.
 
-A type is a plain text, so a type that is missing here works too, and so do other ways to write it:
-`gpunb.core.kinds` says which. `nvidia_type` gives the type of an NVIDIA device.
+A type is a plain text, so a type without a constant works too. `gpunb.scheduler.type_match` accepts
+other ways to write a type. `nvidia_type` gives the type of an NVIDIA device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NVIDIA_GB200 = "GB200"
 NVIDIA_GB300 = "GB300"
 NVIDIA_RTX_PRO_6000 = "RTX-PRO-6000"
 
-# Ray has no names for these. Their values are what such a device is detected as.
+# Ray has no names for these. The values are the types that detection gives such devices.
 NVIDIA_GEFORCE_GTX_1080_TI = "GeForce-GTX-1080-Ti"
 NVIDIA_GEFORCE_GTX_1650 = "GeForce-GTX-1650"
 NVIDIA_GEFORCE_GTX_1660 = "GeForce-GTX-1660"
@@ -84,7 +84,7 @@ NVIDIA_A800 = "A800"
 NVIDIA_H800 = "H800"
 NVIDIA_GH200 = "GH200"
 
-# No device is detected as one of these; a request for one is met by an A100 of that size.
+# Detection gives no device these types. An A100 of that size satisfies a request for one.
 NVIDIA_A100_40G = "A100-40G"
 NVIDIA_A100_80G = "A100-80G"
 
@@ -150,10 +150,10 @@ DEPRECATED = {"NVIDIA_TESLA_A100": "NVIDIA_A100"}
 
 
 def constant(name: str, module: str) -> str:
-    """The constant of that name, for a module's `__getattr__`; a deprecated name warns.
+    """The constant of that name, for a module's `__getattr__`. Warns of a deprecated name.
 
     Raises:
-        AttributeError: there is none.
+        AttributeError: no constant has the name.
     """
     if name in DEPRECATED:
         # 1 is this function, 2 the module's `__getattr__`, 3 the line that wrote the name.

@@ -1,8 +1,8 @@
-"""Which devices a session may use: the visibility variable's, and as many as it asked for.
+"""Chooses the devices of a session, by the visibility variable and the options of `init`.
 
-Pure functions. The variable's value is read as the CUDA driver reads it: the list ends at its
-first invalid entry, and all entries are of one kind, indices or UUIDs. Whatever is left out is
-noted in words for the user.
+Pure functions. They read the variable as the CUDA driver does: the list ends at its first invalid
+entry, and all entries are of one kind, indices or UUIDs. A note tells the user which entries are
+left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from gpunb.accelerators.base import in_order
 from gpunb.accelerators.simulated import logical
-from gpunb.core.resources import GPU, UNIT, Device, amount
+from gpunb.scheduler.resources import GPU, UNIT, Device, amount
 
 Found: TypeAlias = tuple[tuple[Device, ...], tuple[str, ...]]
 """Devices, and notes for the user."""
@@ -39,14 +39,14 @@ def visible(
     """The devices that the value of a visibility variable names, in the order written there.
 
     Args:
-        devices: what the vendor's plug-in found, in its order; empty if it found nothing. Then
-            indices become logical devices, and UUIDs are taken as they stand, with nothing known.
-        value: the variable's value; None if it is not set, which names all devices.
-        variable: its name, for the notes.
-        vendor: the plug-in that pins devices which only the value names.
+        devices: the devices that the vendor's plug-in found, in its order. If it found none,
+            indices become logical devices, and UUIDs become devices without further facts.
+        value: the variable's value; None if it is not set, which shows all devices.
+        variable: the variable's name, for the notes.
+        vendor: the plug-in that pins devices which were not found.
 
-    Each device has the id written in the value: an int for an index, else the text, also where it
-    is the beginning of a UUID.
+    The id of each device is its entry in the value: an int for an index, else the text, also if
+    it is only the beginning of a UUID.
     """
     if value is None:
         return tuple(devices), ()
@@ -78,18 +78,18 @@ def take(
     *,
     variable: str = VARIABLE,
 ) -> Found:
-    """The first `num_gpus` GPUs, by ascending id; beyond what there is, logical ones. After them
-    all devices of other kinds.
+    """The first `num_gpus` GPUs by ascending id, with logical ones added if there are fewer, and
+    then all devices of other kinds.
 
     Args:
-        devices: what `visible` returned.
-        num_gpus: how many; None for all.
+        devices: the devices that `visible` returned.
+        num_gpus: number of GPUs; None for all.
         value: the value of the visibility variable; None if it is not set.
-        variable: its name, for the error.
+        variable: the variable's name, for the error.
 
     Raises:
-        ValueError: not a whole number >= 0, or more than the visibility variable names.
-        TypeError: not a number.
+        ValueError: `num_gpus` is not a whole number >= 0, or more than the variable names.
+        TypeError: `num_gpus` is not a number.
     """
     others = tuple(device for device in devices if device.resource != GPU)
     devices = tuple(device for device in devices if device.resource == GPU)
@@ -116,35 +116,35 @@ def take(
 
 
 def declared(devices: Sequence[Device], resources: dict[str, int]) -> tuple[Device, ...]:
-    """The devices, of other kinds than GPUs only as many as the user declared as a resource.
+    """The devices; of a kind other than GPUs only as many as the user declared as a resource.
 
     Args:
-        resources: what was declared, in units; what stands for devices is taken out of it.
+        resources: the declared amounts in units. Entries for devices are removed.
 
     Raises:
-        ValueError: more than there are, or a part of one.
+        ValueError: a declared amount is more than the machine has, or not whole.
     """
     kinds = {device.resource for device in devices} - {GPU}
     left = {name: resources.pop(name) for name in kinds & resources.keys()}
     for name, units in left.items():
-        there = sum(device.resource == name for device in devices)
-        if units % UNIT or units > there * UNIT:
+        found = sum(device.resource == name for device in devices)
+        if units % UNIT or units > found * UNIT:
             raise ValueError(
-                f"resources={{{name!r}: {amount(units)}}}, but this machine has {there} {name}: "
+                f"resources={{{name!r}: {amount(units)}}}, but this machine has {found} {name}: "
                 "declare a whole number of them, or leave it out to use all"
             )
-    kept: list[Device] = []
+    chosen: list[Device] = []
     for device in devices:
         if device.resource in left:
             left[device.resource] -= UNIT
             if left[device.resource] < 0:
                 continue
-        kept.append(device)
-    return tuple(kept)
+        chosen.append(device)
+    return tuple(chosen)
 
 
 def _entries(value: str) -> list[str]:
-    """The entries of the value, without spaces; none if it names no device at all."""
+    """The entries of the value without spaces; empty if it names no device."""
     text = value.strip().removesuffix(",")
     if text in ("", "NoDevFiles"):
         return []
@@ -156,7 +156,7 @@ def _kind(entry: str) -> str | None:
 
 
 def _named(entry: str, kind: str | None, devices: Sequence[Device], vendor: str) -> Device | str:
-    """The device of an entry, or what is wrong with the entry."""
+    """The device of an entry, or the reason why the entry is invalid."""
     if entry.startswith("-"):
         return "ends the list"
     if _kind(entry) is None:
@@ -189,7 +189,7 @@ def _identified(entry: str, devices: Sequence[Device]) -> Device | str:
 
 
 def _unconfirmed(setting: str, devices: Iterable[Device]) -> str:
-    """The note for devices that are named, but were not found."""
+    """The note for devices that the variable names, but that were not found."""
     if any(device.logical for device in devices):
         return (
             f"{setting}, but no such hardware was found: {_ids(devices)} logical, in the books "

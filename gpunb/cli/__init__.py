@@ -1,4 +1,4 @@
-"""The command ``gpunb``: what this machine has, who uses it, and what is wrong with it."""
+"""The command ``gpunb``: shows devices and sessions, starts head processes, checks the machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpunb._version import __version__
+from gpunb.cli.output import print_remark
 from gpunb.exceptions import GpunbError
 
 
 class Command(NamedTuple):
-    """A command; its module has a function `run(options)` that returns the exit status, and may
-    have one, `add_options(parser)`."""
+    """A command. Its module has a function `run(options)`, which returns the exit status, and may
+    have a function `add_options(parser)`."""
 
     name: str
     help: str
@@ -28,13 +29,14 @@ COMMANDS = (
     Command("release", "ask one of your kernels to let go of devices"),
     Command("start", "start a head process, which schedules for several kernels"),
     Command("stop", "end a head process"),
+    Command("history", "the GPU memory that earlier runs took, from which `auto` chooses shares"),
     Command("devices", "the devices that a session would use"),
     Command("doctor", "what works here, what does not, and what to do"),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0 if all is well."""
+    """Run a command. Returns the exit status: 0 on success."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         prog="gpunb", description="Run notebook cells and functions on shares of GPUs."
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.help, description=command.help)
         if command.name not in arguments:
-            continue  # to import them all takes longer than most of what they do
+            continue  # importing all commands takes longer than most of them run
         module = importlib.import_module(f"gpunb.cli.{command.name}")
         if (add_options := getattr(module, "add_options", None)) is not None:
             add_options(sub)
@@ -55,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(chosen)
     except GpunbError as error:
-        sys.stderr.write(f"gpunb {chosen.command}: {error}\n")
+        print_remark(f"gpunb {chosen.command}: {error}")
         return 1
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         sys.stderr.close()
         return 1
     except KeyboardInterrupt:

@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from gpunb import accelerators
-from gpunb.core.resources import Device, size_text
+from gpunb.cli.output import print_text
+from gpunb.scheduler.resources import Device, size_text
 
 _FACTS = ("id", "key", "name", "type", "memory", "vendor", "logical")
 
@@ -19,28 +20,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    found = accelerators.detect()
+    detected = accelerators.detect()
     if options.json:
         facts = {
-            "devices": [_facts(each) for each in found.devices],
-            "notes": list(found.notes),
-            "absent": list(found.absent),
+            "devices": [_facts(each) for each in detected.devices],
+            "notes": list(detected.notes),
+            "absent": list(detected.absent),
         }
         print(json.dumps(facts, indent=2))
         return 0
-    for device in found.devices:
-        print(f"{described(device)}, {device.key}")
-    if not found.devices:
+    for device in detected.devices:
+        print_text(f"{described(device)}, {device.key}")
+    if not detected.devices:
         print("no GPUs")
-    for note in found.notes:
-        print(f"note: {note}")
-    for line in found.absent if options.verbose else ():
-        print(f"not here: {line}")
+    for note in detected.notes:
+        print_text(f"note: {note}")
+    for line in detected.absent if options.verbose else ():
+        print_text(f"not here: {line}")
     return 0
 
 
 def described(device: Device) -> str:
-    """A device in words: ``"GPU 0: NVIDIA A100-SXM4-40GB, A100, 40 GiB"``."""
+    """A description of a device: ``"GPU 0: NVIDIA A100-SXM4-40GB, A100, 40 GiB"``."""
     memory = size_text(device.memory) if device.memory else "memory unknown"
     kind = device.type or ("logical" if device.logical else "type unknown")
     return f"{device.resource} {device.id}: {device.name}, {kind}, {memory}"

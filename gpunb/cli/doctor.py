@@ -1,4 +1,4 @@
-"""``gpunb doctor``: what works here, what does not, and what to do."""
+"""``gpunb doctor``: checks what works on this machine, and prints what to do about the rest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from gpunb import accelerators
 from gpunb.cli.checks import Check, Finding, Place, frameworks, hardware, jupyter, sessions, system
 from gpunb.cli.checks import note as to_note
+from gpunb.cli.output import print_text
 
 CHECKS: tuple[Check, ...] = (
     system.python,
@@ -26,6 +27,7 @@ CHECKS: tuple[Check, ...] = (
     frameworks.frameworks,
     frameworks.preload,
     sessions.runtime,
+    sessions.broken,
     sessions.leases,
     sessions.orphans,
     jupyter.packages,
@@ -34,31 +36,33 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run(options: argparse.Namespace) -> int:
-    found = list(examine(Place(found=accelerators.detect()), CHECKS))
+    findings = list(examine(Place(detected=accelerators.detect()), CHECKS))
     if options.json:
-        print(json.dumps([facts(each) for each in found], indent=2))
+        print(json.dumps([facts(each) for each in findings], indent=2))
     else:
-        for each in found:
+        for each in findings:
             for line in lines(each):
-                print(line)
-    return 1 if any(each.level == "problem" for each in found) else 0
+                print_text(line)
+    return 1 if any(each.level == "problem" for each in findings) else 0
 
 
 def examine(place: Place, checks: Iterable[Check]) -> Iterator[Finding]:
-    """What all checks find. One that fails itself says so, and the others go on."""
+    """The findings of all checks. An exception in a check becomes a finding."""
     for check in checks:
         try:
             yield from check(place)
-        except Exception as error:  # noqa: BLE001 - a strange machine is what this is for
+        except Exception as error:  # noqa: BLE001 - strange machines are why the doctor is run
             yield to_note(check.__name__, f"could not be looked at: {error!r}")
 
 
 def facts(finding: Finding) -> dict[str, object]:
-    return {"ok": finding.level != "problem", **finding._asdict()}
+    name, level, text, cure = finding
+    ok = level != "problem"
+    return {"ok": ok, "name": name, "level": level, "says": text, "cure": cure}
 
 
 def lines(finding: Finding) -> Iterator[str]:
-    """A finding in words."""
-    yield f"{finding.level:7}  {finding.name}: {finding.says}"
+    """The lines of a finding."""
+    yield f"{finding.level:7}  {finding.name}: {finding.text}"
     if finding.cure:
         yield f"         -> {finding.cure}"

@@ -1,4 +1,4 @@
-"""``gpunb logs JOB``: what a job has shown, from any terminal of its user."""
+"""``gpunb logs JOB``: prints the output of a job, in any terminal of its user."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from gpunb.cli.output import print_remark
+from gpunb.control import client
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import heads, kernels
+from gpunb.head import discovery
 
 PERIOD = 0.3
-"""Seconds between two looks for what is new."""
+"""Seconds between two requests for new output."""
 
 
-class _Known(NamedTuple):
-    """A session that knows the job, and what it says of it."""
+class _JobLog(NamedTuple):
+    """A session that has the job's output, and its reply to the request for it."""
 
     pid: int
-    said: Mapping[str, Any]
+    reply: Mapping[str, Any]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,19 +43,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.json and options.follow:
         raise GpunbError("--json is for what there is now: leave out --follow")
-    known = _find(options.job, options.of)
+    log = _find(options.job, options.of)
     if options.json:
-        about = {name: known.said[name] for name in ("name", "state", "text", "truncated")}
-        print(json.dumps({"pid": known.pid, "job": options.job, **about}))
+        about = {name: log.reply[name] for name in ("name", "state", "text", "truncated")}
+        print(json.dumps({"pid": log.pid, "job": options.job, **about}))
         return 0
-    label = f"#{options.job} {known.said['name']}"
-    if known.said["truncated"]:
-        print(f"... the beginning of what {label} has shown is left out ...", file=sys.stderr)
-    last = _show(known.said["text"])
+    label = f"#{options.job} {log.reply['name']}"
+    if log.reply["truncated"]:
+        print_remark(f"... the beginning of what {label} has shown is left out ...")
+    last = _show(log.reply["text"])
     if options.follow:
-        last = _follow(known, options.job) or last
-    elif not known.said["text"]:
-        print(f"{label} is {known.said['state']} and has shown nothing", file=sys.stderr)
+        last = _follow(log, options.job) or last
+    elif not log.reply["text"]:
+        print_remark(f"{label} is {log.reply['state']} and has shown nothing")
     if last and not last.endswith("\n") and sys.stdout.isatty():
         print()
     return 0
@@ -72,56 +74,58 @@ def _show(text: str) -> str:
     return text
 
 
-def _follow(known: _Known, job: int) -> str:
-    """Show what comes; the last of it."""
-    last, said = "", known.said
-    while said["state"] in ("queued", "running"):
+def _follow(log: _JobLog, job: int) -> str:
+    """Print new output until the job is over. Returns the last text that was printed."""
+    last, reply = "", log.reply
+    while reply["state"] in ("queued", "running"):
         time.sleep(PERIOD)
-        request = {"do": "logs", "job": job, "position": said["position"]}
-        said = kernels.ask(known.pid, request)
-        last = _show(said["text"]) or last
-    print(f"#{job} {said['name']} {said['state']}", file=sys.stderr)
+        request = {"do": "logs", "job": job, "position": reply["position"]}
+        reply = client.ask(log.pid, request)
+        last = _show(reply["text"]) or last
+    print_remark(f"#{job} {reply['name']} {reply['state']}")
     return last
 
 
-def _find(job: int, of: str | None) -> _Known:
-    """The one session that has kept what the job has shown.
+def _find(job: int, of: str | None) -> _JobLog:
+    """The only session that has the job's output.
 
     Raises:
-        GpunbError: none has, or several.
+        GpunbError: no session has it, or several have such a job.
     """
-    names = {each.pid: f"head process {each.name!r} (pid {each.pid})" for each in heads.running()}
-    pids = [each.pid for each in kernels.sessions()] if of is None else [_pid(of)]
+    names = {
+        each.pid: f"head process {each.name!r} (pid {each.pid})" for each in discovery.running()
+    }
+    pids = [each.pid for each in client.sessions()] if of is None else [_pid(of)]
     if not pids:
         raise GpunbError("none of your kernels has a session now, and no head process runs")
-    found, reasons = [], {}
+    logs, reasons = [], {}
     for pid in pids:
         try:
-            found.append(_Known(pid, kernels.ask(pid, {"do": "logs", "job": job})))
+            logs.append(_JobLog(pid, client.ask(pid, {"do": "logs", "job": job})))
         except GpunbError as error:
-            reasons[names.get(pid) or _named(pid)] = str(error)
-    if not found:
+            reasons[names.get(pid) or _session_name(pid)] = str(error)
+    if not logs:
         raise GpunbError("; ".join(f"{name}: {why}" for name, why in reasons.items()))
-    if len(found) > 1:
-        several = ", ".join(names.get(each.pid) or _named(each.pid) for each in found)
+    if len(logs) > 1:
+        several = ", ".join(names.get(each.pid) or _session_name(each.pid) for each in logs)
         raise GpunbError(f"several sessions have a job #{job}, name one with --of: {several}")
-    return found[0]
+    return logs[0]
 
 
 def _pid(of: str) -> int:
     if of.isdigit():
         return int(of)
-    pid = heads.pid_of(of)
+    pid = discovery.pid_of(of)
     if pid is None:
-        known = ", ".join(each.name for each in heads.running())
+        known = ", ".join(each.name for each in discovery.running())
         rest = f"; those that do: {known}" if known else ": name a kernel by its pid"
         raise GpunbError(f"no head process {of!r} runs{rest}")
     return pid
 
 
-def _named(pid: int) -> str:
+def _session_name(pid: int) -> str:
     try:
-        notebook = kernels.ask(pid, {"do": "status"})["session"]["notebook"]
+        notebook = client.ask(pid, {"do": "status"})["session"]["notebook"]
     except GpunbError:  # it has ended
         notebook = None
     return f"pid {pid}" + (f" ({os.path.basename(notebook)})" if notebook else "")

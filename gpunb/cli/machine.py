@@ -1,4 +1,4 @@
-"""The machine as one value: its devices, the kernels that share them, and who else is there."""
+"""Gathers the state of the machine: its devices, their kernels, and other processes on them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from typing import Any
 
 from gpunb import accelerators
 from gpunb.accelerators import Usage
-from gpunb.core.resources import UNIT, Device
-from gpunb.core.sightings import Seen
+from gpunb.control import client
+from gpunb.engine.sampler import People
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import kernels, ledger, survey
-from gpunb.runtime.book import Record, digest
-from gpunb.runtime.sampler import People
-from gpunb.runtime.survey import Entry
+from gpunb.leases import ledger_file, report
+from gpunb.leases.records import digest
+from gpunb.leases.report import LedgerEntry
+from gpunb.scheduler.resources import UNIT, Device
+from gpunb.scheduler.usage_types import Seen
 
 VERSION = 1
-"""Of the form of what `gather` returns."""
+"""The version of the format of `gather`."""
 
-_OF_DEVICE = ("id", "key", "name", "type", "memory", "vendor", "logical", "resource")
-_OF_JOB = ("id", "name", "state", "seconds", "gpus", "devices", "waits_for")
-_DESK = 2.0
+_DEVICE_FIELDS = ("id", "key", "name", "type", "memory", "vendor", "logical", "resource")
+_OUTSIDER_FIELDS = ("pid", "user", "name", "memory", "since")
+_JOB_FIELDS = ("id", "name", "state", "seconds", "gpus", "devices", "waits_for")
+_PATIENCE = 2.0
 _WAITING = 5
 
 
 def gather() -> dict[str, Any]:
-    """What there is to see, as JSON knows it.
+    """The state of the machine as JSON-able values.
 
-    ``devices`` have their figures, and under ``leases`` and ``outsiders`` who has a part of them;
-    ``kernels`` are the sessions that were found, ``notes`` what is to be said besides.
+    ``devices`` are devices with their usage, the ``leases`` of sessions on them, and other
+    processes as ``outsiders``; ``kernels`` are the sessions; ``notes`` are texts for the user.
     """
     notes: list[str] = []
     entries = _entries(notes)
     snapshots = _snapshots(notes)
-    found = accelerators.detect()
-    notes += found.notes
-    devices = {digest(each.key): _facts(each) for each in found.devices}
+    detected = accelerators.detect()
+    notes += detected.notes
+    devices = {digest(each.key): _facts(each) for each in detected.devices}
     for each in _simulated(entries, snapshots):
         devices.setdefault(digest(each["key"]), each)
-    usage = accelerators.measure(found.devices)
+    usage = accelerators.measure(detected.devices)
     people = People()
     pids = {each.record.pid for each in entries} | set(snapshots)
     shown = []
@@ -48,13 +50,16 @@ def gather() -> dict[str, Any]:
         measured = usage.get(device["key"], Usage())
         figures = asdict(measured)
         processes = [people.seen(each) for each in measured.processes or ()]
+        others = [each for each in processes if not _is_of(each, pids)]
         figures.pop("processes")
         shown.append(
             {
                 **device,
                 "usage": figures,
                 "leases": _leases(number, entries, processes),
-                "outsiders": [_outsider(each) for each in processes if not _is_of(each, pids)],
+                "outsiders": [
+                    {at: getattr(each, at) for at in _OUTSIDER_FIELDS} for each in others
+                ],
             }
         )
     return {
@@ -65,80 +70,72 @@ def gather() -> dict[str, Any]:
     }
 
 
-def _entries(notes: list[str]) -> list[Entry]:
-    """The sessions in the ledger."""
+def _entries(notes: list[str]) -> list[LedgerEntry]:
+    """The living sessions in the ledger; a note if the ledger cannot be read."""
     try:
-        return [each for each in survey.survey(ledger.ledger_folder()) if each.alive]
+        return [each for each in report.read_entries(ledger_file.ledger_folder()) if each.alive]
     except (GpunbError, OSError) as error:
         notes.append(f"the ledger of leases cannot be read: {error}")
         return []
 
 
 def _snapshots(notes: list[str]) -> dict[int, Mapping[str, Any]]:
-    """What the kernels of this user say of themselves."""
-    found: dict[int, Mapping[str, Any]] = {}
+    """The snapshots of the sessions of this user, by pid; a note for each that fails to reply."""
+    snapshots: dict[int, Mapping[str, Any]] = {}
     try:
-        running = kernels.sessions()
+        running = client.sessions()
     except GpunbError as error:
         notes.append(str(error))
-        return found
+        return snapshots
     for each in running:
         try:
-            found[each.pid] = kernels.ask(each.pid, {"do": "status"}, _DESK)
+            snapshots[each.pid] = client.ask(each.pid, {"do": "status"}, _PATIENCE)
         except GpunbError as error:
             notes.append(str(error))
-    return found
+    return snapshots
 
 
 def _simulated(
-    entries: Iterable[Entry], snapshots: Mapping[int, Mapping[str, Any]]
+    entries: Iterable[LedgerEntry], snapshots: Mapping[int, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """The devices without hardware that sessions share in this ledger."""
+    """The logical devices that sessions share through this ledger."""
     for entry in entries:
         for each in snapshots.get(entry.record.pid, {}).get("devices", ()):
             if each["logical"]:
-                yield {name: each.get(name) for name in _OF_DEVICE}
+                yield {name: each.get(name) for name in _DEVICE_FIELDS}
 
 
 def _facts(device: Device) -> dict[str, Any]:
-    return {name: getattr(device, name) for name in _OF_DEVICE}
+    return {name: getattr(device, name) for name in _DEVICE_FIELDS}
 
 
-def _leases(number: int, entries: Iterable[Entry], processes: list[Seen]) -> list[dict[str, Any]]:
-    """What sessions hold of a device, and the memory that their processes have there."""
-    found = []
+def _leases(
+    number: int, entries: Iterable[LedgerEntry], processes: list[Seen]
+) -> list[dict[str, Any]]:
+    """The leases of sessions on a device, with the memory that their processes use there."""
+    leases = []
     for entry in entries:
         stake = entry.record.stakes.get(number)
         if stake is None or not stake.held:
             continue
         theirs = [each.memory for each in processes if _is_of(each, {entry.record.pid})]
         known = [each for each in theirs if each is not None]
-        found.append(
+        leases.append(
             {
-                **_who(entry),
+                **_owner(entry),
                 "job": stake.job or None,
                 "share": stake.held / UNIT,
                 "memory": sum(known) if known else None,
                 "since": stake.since or None,
             }
         )
-    return found
+    return leases
 
 
-def _who(entry: Entry) -> dict[str, Any]:
+def _owner(entry: LedgerEntry) -> dict[str, Any]:
     about = entry.about
     user = about.get("user") or str(entry.record.uid)
     return {"pid": entry.record.pid, "user": user, "notebook": about.get("notebook")}
-
-
-def _outsider(process: Seen) -> dict[str, Any]:
-    return {
-        "pid": process.pid,
-        "user": process.user,
-        "name": process.name,
-        "memory": process.memory,
-        "since": process.since,
-    }
 
 
 def _is_of(process: Seen, pids: set[int]) -> bool:
@@ -146,22 +143,22 @@ def _is_of(process: Seen, pids: set[int]) -> bool:
 
 
 def _kernels(
-    entries: list[Entry], snapshots: Mapping[int, Mapping[str, Any]]
+    entries: list[LedgerEntry], snapshots: Mapping[int, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The sessions of this machine; of one of another user only what the ledger has is known. The
-    simulated devices of one that has no part in the ledger are its own."""
+    """The sessions of this machine. For those of other users only the facts in the ledger are
+    known. Logical devices of a session that is not in the ledger are private to it."""
     sharing = {entry.record.pid for entry in entries}
-    found: dict[int, dict[str, Any]] = {}
+    sessions: dict[int, dict[str, Any]] = {}
     for entry in entries:
         about = {"since": entry.about.get("since"), "python": entry.about.get("python")}
-        found[entry.record.pid] = {
-            **_who(entry),
+        sessions[entry.record.pid] = {
+            **_owner(entry),
             **about,
             "yours": entry.record.uid == os.getuid(),
-            "waits": _waits(entry.record),
+            "waits": entry.record.waits,
         }
     for pid, snapshot in snapshots.items():
-        known = found.setdefault(pid, {"waits": False})
+        known = sessions.setdefault(pid, {"waits": False})
         session = snapshot.get("session", {})
         for name in ("pid", "user", "notebook", "since", "python", "head"):
             known[name] = session.get(name, known.get(name))
@@ -172,15 +169,11 @@ def _kernels(
         known["actors"] = [_actor(each) for each in snapshot.get("actors", ())]
         simulated = [each["id"] for each in snapshot["devices"] if each["logical"]]
         known["private"] = simulated if pid not in sharing else []
-    return [found[pid] for pid in sorted(found)]
-
-
-def _waits(record: Record) -> bool:
-    return record.listens
+    return [sessions[pid] for pid in sorted(sessions)]
 
 
 def _job(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: facts.get(name) for name in _OF_JOB}
+    return {name: facts.get(name) for name in _JOB_FIELDS}
 
 
 def _actor(facts: Mapping[str, Any]) -> dict[str, Any]:

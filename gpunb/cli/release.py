@@ -1,4 +1,4 @@
-"""``gpunb release PID``: ask one of your kernels to let go of devices."""
+"""``gpunb release PID``: asks one of your kernels to release devices."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import json
 import os
 
+from gpunb.control import client
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import kernels, ledger, survey
-from gpunb.runtime.survey import Entry
+from gpunb.leases import ledger_file, report
+from gpunb.leases.report import LedgerEntry
 
 PATIENCE = 5.0
-"""Seconds for an answer."""
+"""Seconds to wait for the reply."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +28,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     request = {"do": "release", "all": options.all}
     try:
-        said = kernels.ask(options.pid, request, PATIENCE)
+        reply = client.ask(options.pid, request, PATIENCE)
     except GpunbError as error:
-        raise GpunbError(f"{error}{_known(options.pid)}") from error
-    released = said.get("released", []) if isinstance(said, dict) else []
+        raise GpunbError(f"{error}{_hint(options.pid)}") from error
+    released = reply.get("released", []) if isinstance(reply, dict) else []
     if options.json:
         print(json.dumps({"pid": options.pid, "released": released, "all": options.all}))
     elif options.all:
@@ -46,18 +47,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _of_others() -> list[Entry]:
+def _of_others() -> list[LedgerEntry]:
     """The sessions of other users in the ledger."""
     try:
-        entries = survey.survey(ledger.ledger_folder())
+        entries = report.read_entries(ledger_file.ledger_folder())
     except (GpunbError, OSError):
         return []
     return [each for each in entries if each.alive and each.record.uid != os.getuid()]
 
 
-def _known(pid: int) -> str:
-    """Which kernels could have been asked, if this is none."""
-    running = [each.pid for each in kernels.sessions()]
+def _hint(pid: int) -> str:
+    """The end of the error for a pid without a session: the pids that have one."""
+    running = [each.pid for each in client.sessions()]
     if pid in running:
         return ""
     for other in _of_others():

@@ -1,4 +1,4 @@
-"""``gpunb start --head``: a scheduler in a process of its own, to which kernels attach."""
+"""``gpunb start --head``: starts a head process, a scheduler to which kernels attach."""
 
 from __future__ import annotations
 
@@ -11,26 +11,34 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpunb import linux, settings
+from gpunb.api import init_options
+from gpunb.cli.output import print_text
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import heads
+from gpunb.head import discovery
+from gpunb.system import linux
 
 if TYPE_CHECKING:
     import socket
 
-    from gpunb.core.resources import Machine
+    from gpunb.scheduler.resources import Machine
 
 LAST_LINES = 10
 """Lines of the log that are shown when a head process did not start."""
 
+_AS_GIVEN = (
+    "num_gpus num_cpus max_gpus simulate share mps warm park_after object_memory spill "
+    "start_method".split()
+)
+"""Options that are arguments of `init` as they are."""
+
 _SERVE = "import sys; from gpunb.cli.start import serve; sys.exit(serve(sys.argv[1], sys.argv[2]))"
-_OF_NOTEBOOKS = ("JPY_SESSION_NAME", "JPY_PARENT_PID")
+_NOTEBOOK_VARIABLES = ("JPY_SESSION_NAME", "JPY_PARENT_PID")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", action="store_true", help="start a head process")
     parser.add_argument(
-        "--name", default=heads.DEFAULT, help="by which kernels find it (default: %(default)s)"
+        "--name", default=discovery.DEFAULT, help="by which kernels find it (default: %(default)s)"
     )
     parser.add_argument("--num-gpus", type=int, metavar="N", help="use the first N devices")
     parser.add_argument("--num-cpus", type=int, metavar="N", help="CPUs to give to tasks")
@@ -46,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--share",
-        choices=settings.SHARES,
+        choices=init_options.SHARES,
         default="warn",
         help="what happens to a task that takes more device memory than its share: warn, kill or "
         "off (default: %(default)s)",
@@ -56,6 +64,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--mps", action="store_true", help="share devices through NVIDIA's Multi-Process Service"
+    )
+    parser.add_argument(
+        "--warm",
+        metavar="N",
+        nargs="?",
+        type=int,
+        const=True,
+        default=False,
+        help="standby processes with a context on the first N GPUs, on all by default",
+    )
+    parser.add_argument(
+        "--park-after",
+        metavar="TIME",
+        help="idle actors and sessions give their devices back after that, as 10min",
     )
     parser.add_argument(
         "--object-memory", metavar="SIZE", help="what objects may take together, as 10GiB"
@@ -68,7 +90,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="move objects beyond that to a folder, a temporary one by default",
     )
     parser.add_argument(
-        "--start-method", choices=settings.METHODS, help="how workers are started: fork or spawn"
+        "--start-method",
+        choices=init_options.METHODS,
+        help="how workers are started: fork or spawn",
     )
     parser.add_argument("--address", help=argparse.SUPPRESS)
 
@@ -84,35 +108,24 @@ def run(options: argparse.Namespace) -> int:
         raise GpunbError("say `gpunb start --head`: there is nothing else to start")
     linux.check()
     try:
-        name = heads.check_name(options.name)
+        name = discovery.check_name(options.name)
     except ValueError as error:
         raise GpunbError(f"--name: {error}") from None
-    given = {
-        "num_gpus": options.num_gpus,
-        "num_cpus": options.num_cpus,
-        "max_gpus": options.max_gpus,
-        "simulate": options.simulate,
-        "resources": _resources(options.resources),
-        "preload": options.preload.split(",") if options.preload is not None else None,
-        "share": options.share,
-        "caps": not options.no_caps,
-        "mps": options.mps,
-        "object_memory": options.object_memory,
-        # Its own folder is another.
-        "spill": os.path.abspath(options.spill)
-        if isinstance(options.spill, str)
-        else options.spill,
-        "start_method": options.start_method,
-    }
-    facts = started(name, given)
+    given = {each: getattr(options, each) for each in _AS_GIVEN}
+    given["resources"] = _resources(options.resources)
+    given["preload"] = options.preload.split(",") if options.preload is not None else None
+    given["caps"] = not options.no_caps
+    if isinstance(options.spill, str):  # the head process has another working folder
+        given["spill"] = os.path.abspath(options.spill)
+    facts = start_head(name, given)
     if options.json:
         print(json.dumps(facts))
         return 0
-    print(f"head process {name!r} runs as process {facts['pid']}: {facts['devices']}")
+    print_text(f"head process {name!r} runs as process {facts['pid']}: {facts['devices']}")
     for note in facts["notes"]:
-        print(f"note: {note}")
-    own = name if len(heads.running()) > 1 else "auto"
-    print(
+        print_text(f"note: {note}")
+    own = name if len(discovery.running()) > 1 else "auto"
+    print_text(
         f'attach a kernel with gpunb.init("{own}") or GPUNB_ADDRESS={own}; end it with '
         f"`gpunb stop {name}`; its log is {facts['log']}"
     )
@@ -122,35 +135,35 @@ def run(options: argparse.Namespace) -> int:
 def _resources(text: str | None) -> dict[str, float] | None:
     if text is None:
         return None
-    found = {}
+    amounts = {}
     for part in text.split(","):
         name, _, amount = part.partition("=")
         try:
-            found[name.strip()] = float(amount)
+            amounts[name.strip()] = float(amount)
         except ValueError:
             raise GpunbError(f"--resources: {part!r} must be of the form NAME=NUMBER") from None
-    return found
+    return amounts
 
 
-def started(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Start the process with these arguments of `init`: what it says of itself once it listens.
+def start_head(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Start a head process with these arguments of `init`. Returns its facts once it listens.
 
     Raises:
         GpunbError: it did not start.
     """
-    if (pid := heads.pid_of(name)) is not None:
+    if (pid := discovery.pid_of(name)) is not None:
         raise GpunbError(
             f"the head process {name!r} runs already, as process {pid}: attach with "
             f"gpunb.init({name!r}), or end it with `gpunb stop {name}`"
         )
-    path = heads.path_of(name, "log")
-    environment = {key: each for key, each in os.environ.items() if key not in _OF_NOTEBOOKS}
-    told, tells = os.pipe()
-    with open(told, "rb") as answer:
-        # Apart from the log of one that may still be ending.
+    path = discovery.path_of(name, "log")
+    environment = {key: each for key, each in os.environ.items() if key not in _NOTEBOOK_VARIABLES}
+    read_end, write_end = os.pipe()
+    with open(read_end, "rb") as answer:
+        # Appends: an earlier head process of this name may still be writing its last lines.
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            command = [sys.executable, "-P", "-c", _SERVE, name, json.dumps([tells, given])]
+            command = [sys.executable, "-P", "-c", _SERVE, name, json.dumps([write_end, given])]
             process = subprocess.Popen(
                 command,
                 cwd="/",
@@ -158,52 +171,54 @@ def started(name: str, given: dict[str, Any]) -> dict[str, Any]:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[tells],
+                pass_fds=[write_end],
                 start_new_session=True,
             )
         finally:
-            os.close(tells)
+            os.close(write_end)
             os.close(log)
-        said = answer.read()
+        reply = answer.read()
     process.wait()
-    if not said:
+    if not reply:
         lines = path.read_text(errors="replace").splitlines()[-LAST_LINES:]
         text = "\n".join(lines) or "nothing"
         raise GpunbError(f"the head process {name!r} did not start. The end of {path}:\n{text}")
-    facts: dict[str, Any] = json.loads(said)
+    facts: dict[str, Any] = json.loads(reply)
     if "error" in facts:
         raise GpunbError(facts["error"])
     return {**facts, "log": str(path)}
 
 
 def serve(name: str, arguments: str) -> int:
-    """Be the head process, from its first line to its end."""
-    tells, given = json.loads(arguments)
+    """Run the head process until it ends. Returns the exit status."""
+    write_end, given = json.loads(arguments)
     if os.fork():
-        os._exit(0)  # so that it is nobody's child
-    os.set_inheritable(tells, False)
-    from gpunb import backend, session
-    from gpunb.runtime import listening, starting
-    from gpunb.workers import system
+        os._exit(0)  # the head process must not be a child of the command
+    os.set_inheritable(write_end, False)
+    from gpunb.api import session
+    from gpunb.engine import bootstrap
+    from gpunb.head import endpoint
+    from gpunb.protocol import backend
+    from gpunb.system import process_control
 
-    system.set_name("gpunb-head")
-    listening.serving = name
-    listening.end_on_signals()
-    with open(tells, "w", encoding="utf-8") as answer, contextlib.ExitStack() as ends:
+    process_control.set_name("gpunb-head")
+    endpoint.serving = name
+    endpoint.end_on_signals()
+    with open(write_end, "w", encoding="utf-8") as answer, contextlib.ExitStack() as ends:
 
         def settled(machine: Machine, notes: Sequence[str]) -> None:
-            """It can be found: kernels that knock now wait until it is there."""
-            sockets.append(listening.listen(name))
-            ends.callback(heads.path_of(name).unlink, missing_ok=True)
-            with contextlib.suppress(GpunbError, OSError):  # the session says so
-                listening.open_desk()
+            """Listen and report success. Kernels that connect now wait until the session runs."""
+            sockets.append(endpoint.listen(name))
+            ends.callback(endpoint.remove, discovery.path_of(name))
+            with contextlib.suppress(GpunbError, OSError):  # a note of the session has the reason
+                endpoint.open_control_socket()
             json.dump(_facts(name, machine, notes), answer)
             answer.close()
 
         sockets: list[socket.socket] = []
-        starting.settled = settled
+        bootstrap.settled = settled
         try:
-            ends.callback(listening.Lock(name).release)
+            ends.callback(endpoint.Lock(name).release)
             ends.callback(session.shutdown)
             session.init("local", **given)
         except (GpunbError, ValueError, TypeError) as error:
@@ -211,10 +226,10 @@ def serve(name: str, arguments: str) -> int:
                 raise
             json.dump({"error": str(error)}, answer)
             return 1
-        from gpunb.runtime import head
+        from gpunb.head import server
 
-        local = head.local(backend.existing())
-        served = head.serve(local, name, *sockets)
+        local = server.local(backend.existing())
+        served = server.serve(local, name, *sockets)
         ends.callback(served.close)
         ends.callback(session.shutdown)
         local.join()
@@ -222,7 +237,7 @@ def serve(name: str, arguments: str) -> int:
 
 
 def _facts(name: str, machine: Machine, notes: Sequence[str]) -> dict[str, Any]:
-    from gpunb.core.reasons import cpus_text, describe
+    from gpunb.scheduler.explain import cpus_text, describe
 
     return {
         "name": name,

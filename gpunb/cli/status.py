@@ -1,4 +1,4 @@
-"""``gpunb status``: all kernels of this machine, their shares of devices, and who else is there."""
+"""``gpunb status``: prints the kernels of this machine, their shares, and other processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpunb.cli.machine import gather
-from gpunb.core.resources import size_text
-from gpunb.core.snapshot import actor_text
+from gpunb.cli.output import print_text
+from gpunb.scheduler.resources import size_text
+from gpunb.scheduler.snapshot import actor_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +34,12 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
     else:
         for line in lines(facts):
-            print(line)
+            print_text(line)
     return 0
 
 
 def lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The machine in words."""
+    """The lines of the report on the state that `gather` returned."""
     for device in facts["devices"]:
         yield from _device(device)
     if not facts["devices"]:
@@ -65,7 +66,7 @@ def _device(device: Mapping[str, Any]) -> Iterator[str]:
     figures.append(f"{max(0, free):.4g} free")
     yield f"{device.get('resource') or 'GPU'} {device['id']}: {', '.join(figures)}"
     for each in device["leases"]:
-        parts = [f"{each['share']:.4g}", *_who(each), each["job"], _memory(each), _since(each)]
+        parts = [f"{each['share']:.4g}", *_owner(each), each["job"], _memory(each), _since(each)]
         yield "  " + "  ".join(part for part in parts if part)
     for each in device["outsiders"]:
         name = f"{each['name'] or 'a process'} (not of gpunb)"
@@ -85,7 +86,7 @@ def _kernel(kernel: Mapping[str, Any]) -> Iterator[str]:
     elif kernel["waits"]:
         state.append("waits for devices")
     kind = f"head process {kernel['head']!r}" if kernel.get("head") else "kernel"
-    yield f"{kind} {'  '.join(_who(kernel))}  {', '.join(state)}  {_since(kernel)}".rstrip()
+    yield f"{kind} {'  '.join(_owner(kernel))}  {', '.join(state)}  {_since(kernel)}".rstrip()
     for actor in kernel.get("actors", ()):
         alive = f"runs {actor['running']}" if actor["running"] else "idle"
         does = alive if actor["state"] == "alive" else actor["state"]
@@ -103,7 +104,7 @@ def _on(holder: Mapping[str, Any]) -> str:
     return f" on {', '.join(held)}" if held else ""
 
 
-def _who(each: Mapping[str, Any]) -> list[str]:
+def _owner(each: Mapping[str, Any]) -> list[str]:
     notebook = each.get("notebook")
     home = os.path.expanduser("~")
     if notebook and notebook.startswith(home + os.sep):

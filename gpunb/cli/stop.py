@@ -1,4 +1,4 @@
-"""``gpunb stop``: end a head process, if nothing is lost with it or nobody minds."""
+"""``gpunb stop``: ends a head process, unless results or sessions would be lost."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import json
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Iterator
 
-from gpunb import linux
+from gpunb.cli.output import print_remark, print_text
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import heads
+from gpunb.head import discovery
+from gpunb.system import linux
 
 PATIENCE = 15.0
-"""Seconds in which it is to end by itself; then it is killed."""
+"""Seconds until a head process that does not end is killed."""
 
-AGAIN = 0.3
-"""Seconds after which it is asked again whether something would be lost."""
+RETRY = 0.3
+"""Seconds between two requests to end, with ``--wait``."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +35,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    there = heads.running()
-    known = ", ".join(f"{each.name} (pid {each.pid})" for each in there)
-    chosen = [each for each in there if options.name in (None, each.name)]
-    if not there:
+    running = discovery.running()
+    known = ", ".join(f"{each.name} (pid {each.pid})" for each in running)
+    chosen = [each for each in running if options.name in (None, each.name)]
+    if not running:
         named = "" if options.name is None else f", and so none {options.name!r}"
         raise GpunbError(
             f"no head process runs{named}: there is nothing to stop. A kernel's own session ends "
@@ -49,30 +49,30 @@ def run(options: argparse.Namespace) -> int:
     if len(chosen) > 1:
         raise GpunbError(f"several head processes run, name one: {known}")
     (name, pid) = chosen[0]
-    with _watched(pid) as process:
+    with _pidfd(pid) as process:
         if not options.force:
-            _ask(name, wait=options.wait)
-        killed = not _ended(process, pid, force=options.force)
+            _request_end(name, wait=options.wait)
+        killed = not _wait_for_end(process, pid, force=options.force)
     if options.json:
         print(json.dumps({"name": name, "pid": pid, "killed": killed}))
     else:
         how = f"did not end within {PATIENCE:g} s and was killed" if killed else "has ended"
-        print(f"head process {name!r} (pid {pid}) {how}, with all that ran in it")
+        print_text(f"head process {name!r} (pid {pid}) {how}, with all that ran in it")
     return 0
 
 
-def _ask(name: str, *, wait: bool) -> None:
-    """Have it end, when nothing would be lost; with `wait` that may take its time.
+def _request_end(name: str, *, wait: bool) -> None:
+    """Ask the head process to end, if nothing would be lost; with `wait`, as soon as that is so.
 
     Raises:
-        GpunbError: something would be, or it gives no answer.
+        GpunbError: something would be lost, or the head process does not reply.
     """
-    told: list[str] = []
+    shown: list[str] = []
     while True:
         try:
-            lost = heads.may_end(name)
+            lost = discovery.may_end(name)
         except OSError:
-            return  # it is gone
+            return  # the process is gone
         except GpunbError as error:
             raise GpunbError(f"{error}: `gpunb stop {name} --force` ends it all the same") from None
         if not lost:
@@ -85,15 +85,15 @@ def _ask(name: str, *, wait: bool) -> None:
                 f"an attached notebook. `gpunb stop {name} --wait` waits until nothing would be "
                 f"lost, `gpunb stop {name} --force` loses it"
             )
-        if lost != told:
-            print(f"waiting for {'; '.join(lost)}", file=sys.stderr, flush=True)
-            told = lost
-        time.sleep(AGAIN)
+        if lost != shown:
+            print_remark(f"waiting for {'; '.join(lost)}")
+            shown = lost
+        time.sleep(RETRY)
 
 
 @contextlib.contextmanager
-def _watched(pid: int) -> Iterator[int | None]:
-    """What tells of a process's end; None if it is gone."""
+def _pidfd(pid: int) -> Iterator[int | None]:
+    """A file descriptor of the process; None if it is gone."""
     try:
         descriptor = linux.pidfd_open(pid)
     except ProcessLookupError:
@@ -105,9 +105,13 @@ def _watched(pid: int) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _ended(process: int | None, pid: int, *, force: bool) -> bool:
-    """Wait until it is gone, which it was asked for, unless by `force`; whether it did so by
-    itself."""
+def _wait_for_end(process: int | None, pid: int, *, force: bool) -> bool:
+    """Wait for the end of the process, after SIGTERM with `force`. Returns False if it had to be
+    killed.
+
+    Raises:
+        GpunbError: the process does not end after SIGKILL.
+    """
     if process is None:
         return True
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""``gpunb status --watch``: the sessions of this machine, live."""
+"""``gpunb status --watch``: shows the sessions of this machine, live."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpunb.cli.lanes import Line, joined, lines
 from gpunb.cli.machine import gather
+from gpunb.control import client
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import kernels
+from gpunb.live.text import Line, joined, lines
 
 LOOK = 1.0
-"""Seconds between two looks for sessions that have begun."""
+"""Seconds between two searches for new sessions."""
 
 _STYLES = {
     "head": "bold",
@@ -30,11 +30,17 @@ _STYLES = {
     "job3": "black on bright_magenta",
     "job4": "black on bright_yellow",
     "job5": "black on bright_cyan",
+    "rest0": "bright_white on blue",
+    "rest1": "bright_white on red",
+    "rest2": "bright_white on green",
+    "rest3": "bright_white on magenta",
+    "rest4": "bright_white on yellow",
+    "rest5": "bright_white on cyan",
 }
 
 
-class Sessions:
-    """The snapshots of all sessions, each from a thread that waits for the next one."""
+class WatchedSessions:
+    """The snapshots of all sessions. One thread a session waits for its next snapshot."""
 
     def __init__(self) -> None:
         self.news: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
@@ -42,43 +48,45 @@ class Sessions:
         self._watched: set[int] = set()
 
     def look(self) -> None:
-        """Watch those that are new."""
-        for each in kernels.sessions():
+        """Start a thread for each new session."""
+        for each in client.sessions():
             if each.pid not in self._watched:
                 self._watched.add(each.pid)
                 threading.Thread(target=self._follow, args=(each.pid,), daemon=True).start()
 
     def _follow(self, pid: int) -> None:
         try:
-            for snapshot in kernels.watch(pid):
+            for snapshot in client.watch(pid):
                 self.news.put((pid, snapshot))
-        except GpunbError:  # it has ended meanwhile
+        except GpunbError:  # the session has ended
             pass
         self.news.put((pid, None))
 
     def take(self, timeout: float) -> bool:
-        """Take what is new, after waiting for it so many seconds; whether there was anything."""
-        found = False
+        """Take new snapshots, waiting at most `timeout` seconds. Returns whether one came."""
+        changed = False
         try:
             while True:
-                pid, snapshot = self.news.get(timeout=0 if found else timeout)
-                found = True
+                pid, snapshot = self.news.get(timeout=0 if changed else timeout)
+                changed = True
                 if snapshot is None:
                     self._watched.discard(pid)
                     self.snapshots.pop(pid, None)
                 else:
                     self.snapshots[pid] = snapshot
         except queue.Empty:
-            return found
+            return changed
 
 
 def watch(once: bool = False, *, as_json: bool = False) -> int:
-    """Show the sessions until Ctrl-C, or `once`; returns the exit status. `as_json` is for
-    programs: the machine as a line of JSON, and another one whenever something has changed."""
-    sessions = Sessions()
+    """Show the sessions until Ctrl-C, or only `once`. Returns the exit status.
+
+    With `as_json` the state of the machine is printed as a line of JSON after each change.
+    """
+    sessions = WatchedSessions()
     if once:
-        found = {each.pid: kernels.ask(each.pid, {"do": "status"}) for each in kernels.sessions()}
-        print(_text(found))
+        snapshots = {each.pid: client.ask(each.pid, {"do": "status"}) for each in client.sessions()}
+        print(_text(snapshots))
         return 0
     show, close = (_Lines().show, bool) if as_json else _screen()
     try:
@@ -91,7 +99,7 @@ def watch(once: bool = False, *, as_json: bool = False) -> int:
             else:
                 sessions.look()
                 if as_json or sys.stdout.isatty():
-                    show(sessions.snapshots)  # time has passed
+                    show(sessions.snapshots)  # durations have grown
     except KeyboardInterrupt:
         return 0
     finally:
@@ -102,13 +110,13 @@ Show = Callable[[Mapping[int, Mapping[str, Any]]], object]
 
 
 class _Lines:
-    """The machine as ``gpunb status --json`` has it, on a line each time that it has changed."""
+    """Prints ``gpunb status --json`` on one line, after each change."""
 
     def __init__(self) -> None:
         self._last: object = None
 
-    def show(self, found: Mapping[int, Mapping[str, Any]]) -> None:
-        """Look at all of it: also at what no session tells, such as those of other users."""
+    def show(self, snapshots: Mapping[int, Mapping[str, Any]]) -> None:
+        """Print the whole state if it has changed. `found` lacks sessions of other users."""
         facts = gather()
         if (now := _timeless(facts)) != self._last:
             self._last = now
@@ -116,20 +124,22 @@ class _Lines:
 
 
 def _timeless(facts: Any) -> Any:
-    """Without how long things have lasted."""
+    """The facts without durations."""
     if isinstance(facts, dict):
         return {name: _timeless(each) for name, each in facts.items() if name != "seconds"}
     return [_timeless(each) for each in facts] if isinstance(facts, list) else facts
 
 
 def _screen() -> tuple[Show, Callable[[], object]]:
-    """What shows snapshots, and what ends it: in place with rich, in place without, or one below
-    the other where there is no terminal."""
+    """A function that shows snapshots, and one that ends the display.
+
+    On a terminal each display replaces the last, drawn by rich where it is installed.
+    """
     if not sys.stdout.isatty():
-        return (lambda found: print(_text(found), flush=True)), bool
+        return (lambda snapshots: print(_text(snapshots), flush=True)), bool
     if importlib.util.find_spec("rich") is None:
         clear = "\x1b[H\x1b[J"
-        return (lambda found: print(clear + _text(found), flush=True)), bool
+        return (lambda snapshots: print(clear + _text(snapshots), flush=True)), bool
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -138,22 +148,24 @@ def _screen() -> tuple[Show, Callable[[], object]]:
     live = Live(console=console, auto_refresh=False, screen=True)
     live.start()
 
-    def show(found: Mapping[int, Mapping[str, Any]]) -> None:
-        pieces = [(text, _STYLES.get(style, "")) for line in _all(found) for text, style in line]
+    def show(snapshots: Mapping[int, Mapping[str, Any]]) -> None:
+        pieces = [
+            (text, _STYLES.get(style, "")) for line in _all(snapshots) for text, style in line
+        ]
         live.update(Text.assemble(*pieces), refresh=True)
 
     return show, live.stop
 
 
-def _all(found: Mapping[int, Mapping[str, Any]]) -> list[Line]:
+def _all(snapshots: Mapping[int, Mapping[str, Any]]) -> list[Line]:
     width = shutil.get_terminal_size((100, 24)).columns
     shown: list[Line] = []
-    for pid in sorted(found):
-        passed = max(0.0, time.time() - found[pid]["time"])
-        shown += [[*line, ("\n", "")] for line in lines(found[pid], width, passed)]
+    for pid in sorted(snapshots):
+        passed = max(0.0, time.time() - snapshots[pid]["time"])
+        shown += [[*line, ("\n", "")] for line in lines(snapshots[pid], width, passed)]
         shown.append([("\n", "")])
     return shown or [[("no session of gpunb runs\n", "soft")]]
 
 
-def _text(found: Mapping[int, Mapping[str, Any]]) -> str:
-    return "\n".join(joined(line).rstrip("\n") for line in _all(found))
+def _text(snapshots: Mapping[int, Mapping[str, Any]]) -> str:
+    return "\n".join(joined(line).rstrip("\n") for line in _all(snapshots))

@@ -1,31 +1,37 @@
-"""Shows gpunb in a notebook: the magics, where output goes, what names a cell needs."""
+"""The notebook's side of gpunb: magics, the output of jobs, and the names that cells need."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpunb.notebook.background import JobHandle
 
 
-def load(shell: Any) -> None:
+def load(ip: Any) -> None:
     """Register the magics with an IPython shell. Loading twice changes nothing."""
-    importlib.import_module("gpunb.notebook.magics").register(shell)
+    importlib.import_module("gpunb.notebook.magics").register(ip)
 
 
-def attach(shell: Any = None) -> None:
-    """Have functions print into their cells, and old outputs keep no actors, in this shell; by
-    default the one that runs here, if there is one."""
-    if shell is None:
-        from IPython.core.getipython import get_ipython
-
-        shell = get_ipython()
-        if shell is None:
-            return
-    importlib.import_module("gpunb.notebook.handles").install(shell)
-    importlib.import_module("gpunb.notebook.sources").install(shell)
-    if hasattr(shell, "kernel"):
-        importlib.import_module("gpunb.notebook.output").install(shell)
+def unload(ip: Any) -> None:
+    """Take the magics out again."""
+    importlib.import_module("gpunb.notebook.magics").unregister(ip)
 
 
-def unload(shell: Any) -> None:
-    """Take them out again."""
-    importlib.import_module("gpunb.notebook.magics").unregister(shell)
+def get_job(ident: int) -> JobHandle:
+    """The handle of a background cell, as its ``%%gpu --bg`` returned it.
+
+    `wait` and `result` of the handle bind the cell's names in this notebook. The output is shown
+    in the notebook of the cell; `logs()` returns it anywhere.
+
+    Args:
+        ident: number of a background cell of this notebook, or of any kernel that is attached to
+            the same head process.
+
+    Raises:
+        ValueError: there is no such cell.
+        ObjectLostError: the cell's result is not stored any more.
+    """
+    handle: JobHandle = importlib.import_module("gpunb.notebook.background").get_job(ident)
+    return handle

@@ -19,17 +19,20 @@ from IPython.core.magic import (
 from IPython.core.magic_arguments import argument, magic_arguments
 from traitlets import Bool, TraitError, Unicode, validate
 
-from gpunb import backend, notebook
-from gpunb.core.options import Options
-from gpunb.core.resources import parse_size
-from gpunb.exceptions import InfeasibleRequestError
-from gpunb.notebook import completion, debugging, jobs, lines, running, sessions
-from gpunb.notebook.cells import Request, short
-from gpunb.notebook.output import may_ask
-from gpunb.notebook.switch import Switch
-from gpunb.notebook.words import HELP, TAKES, Words
-from gpunb.workers.ending import LAST
-from gpunb.workers.shell import by_reference
+from gpunb.exceptions import GpunbError, InfeasibleRequestError
+from gpunb.notebook import completion, debugging, foreground, line_options, shell_hooks
+from gpunb.notebook import shell as notebook_shell
+from gpunb.notebook.auto_magic import Switch
+from gpunb.notebook.background import Jobs
+from gpunb.notebook.capture import CellRequest
+from gpunb.notebook.cell import short
+from gpunb.notebook.sessions import Sessions
+from gpunb.notebook.subcommands import HELP, TAKES, Subcommands
+from gpunb.protocol import backend
+from gpunb.scheduler.options import Options
+from gpunb.scheduler.resources import parse_size
+from gpunb.worker.cell.cell_types import LAST
+from gpunb.worker.cell.shell import by_reference
 
 
 @magics_class
@@ -60,21 +63,22 @@ class GpuMagics(Magics):
     def _is_share(self, proposal: Any) -> str:
         text: str = proposal["value"]
         try:
-            Options().updated(lines.share(text))
+            Options().updated(line_options.share(text))
         except ValueError as error:
             raise TraitError(f"GpuMagics.share: {error}") from None
         return text
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.sessions = sessions.of(shell)
-        self.words = Words(shell, self.sessions)
-        self.switch = Switch(shell, lambda: jobs.of(shell).busy)
+        self.notebook = notebook_shell.of(shell)
+        self.jobs = self.notebook.part(Jobs)
+        self.sessions = self.notebook.part(Sessions)
+        self.subcommands = Subcommands(self.notebook)
+        self.switch = Switch(self.notebook, lambda: self.jobs.busy)
 
     def let_go(self, result: Any = None) -> None:
-        """After a cell."""
-        assert self.shell is not None
-        self.sessions.let_go(self.shell.user_ns)
+        """After a cell, drop objects that only sessions keep."""
+        self.sessions.let_go(self.notebook.user_ns)
 
     @magic_arguments()
     @argument(
@@ -82,10 +86,13 @@ class GpuMagics(Magics):
         nargs="?",
         default=None,
         help="what the cell gets: a part of one GPU such as 0.5, a number of whole GPUs, an "
-        "amount of GPU memory such as 10GiB, or 0 for none. Default: 1.",
+        "amount of GPU memory such as 10GiB, auto for what earlier runs of the same cell took, or "
+        "0 for none. Default: 1.",
     )
     @argument("-b", "--bg", action="store_true", help="go on at once, and run it meanwhile")
-    @argument("-n", "--name", help="name of the job, for status and messages")
+    @argument(
+        "-n", "--name", help="name of the job, for status and messages; without control characters"
+    )
     @argument(
         "-s",
         "--session",
@@ -133,6 +140,40 @@ class GpuMagics(Magics):
         metavar="N",
         help="further attempts after a crash; default 0",
     )
+    @argument("--ranks", type=int, metavar="N", help="run it in N processes, each with the share")
+    @argument(
+        "--gather", metavar="NAMES", help="names whose values come home as lists in rank order"
+    )
+    @argument("--only", metavar="RANKS", help="ranks of the session that run the cell: 0,2")
+    @argument(
+        "--show", metavar="RANKS", help="ranks whose output is shown in full: all, or as in 0,2"
+    )
+    @argument(
+        "--isolate", action="store_true", help="let each rank see its own devices, and no others"
+    )
+    @argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="NAME=VALUES",
+        help="run the cell once for each value, as in rate=0.1,0.3, with NAME bound to it; may "
+        "repeat, for all combinations. Or the name of a dict of lists, or of a list of dicts. "
+        "--out says which names each trial keeps, --name in which file; the notebook's name "
+        "'sweep' has the trials",
+    )
+    @argument("--fresh", action="store_true", help="delete the results in the sweep's file first")
+    @argument(
+        "--grow",
+        action="store_true",
+        help="after an out-of-memory error on a part of a GPU, run the cell again on twice the "
+        "part; always with auto",
+    )
+    @argument(
+        "--priority",
+        type=int,
+        metavar="N",
+        help="of the jobs that wait, those with a higher number start first; default 0",
+    )
     @argument(
         "--no-caps", action="store_true", help="let frameworks take more than the share they got"
     )
@@ -171,6 +212,9 @@ class GpuMagics(Magics):
             %%gpu 0.25 --bg --name sweep
             losses = [train(rate) for rate in rates]
 
+            %%gpu 1 --ranks 4 --gather loss
+            loss = train_with_ddp(model, data)
+
             loss = %gpu 0.5 evaluate(model)
 
         Without a cell
@@ -181,26 +225,27 @@ class GpuMagics(Magics):
             %gpu SHARE EXPRESSION        the value of an expression, computed there
             @@WORDS@@
         """
-        assert self.shell is not None
         if cell is None:
             return self._line(line, local_ns)
-        request, bg = self._request(line, cell)
-        if not bg:
-            running.run(self.shell, request)
+        request, arguments = self._request(line, cell)
+        if arguments.sweep:
+            self._sweep(request, arguments)
             return None
-        book, error = jobs.of(self.shell), None
-        if self._may_come_late():
-            job = book.start(request)
+        if not arguments.bg:
+            foreground.run(self.notebook, request)
+            return None
+        error = None
+        if not self.notebook.headless():
+            job = self.jobs.start(request)
         else:
             sys.stdout.write(
                 "gpunb: nobody would see what comes later here, so this background cell runs to "
                 "its end first\n"
             )
             sys.stdout.flush()
-            job, error = book.run_first(request)
-        self.shell.displayhook.update_user_ns(job)
-        self.shell.displayhook.fill_exec_result(job)
-        book.put_out(job)
+            job, error = self.jobs.run_first(request)
+        self.notebook.set_output(job)
+        self.jobs.put_out(job.id)
         if error is not None:
             raise error
         return None
@@ -212,45 +257,65 @@ class GpuMagics(Magics):
         ),
     )
 
-    def _request(self, line: str, cell: str) -> tuple[Request, bool]:
-        """What a %%gpu line asks for, and whether in the background."""
-        assert self.shell is not None
-        expanded = lines.expanded(self.shell, line)
+    def _sweep(self, request: CellRequest, arguments: Any) -> None:
+        """Run a cell with --sweep."""
+        from gpunb.notebook import sweep_cell
+
         try:
-            arguments = lines.parsed(self.gpu.parser, expanded)
+            trials = sweep_cell.trials_of(arguments.sweep, self.notebook.user_ns)
+            sweep_cell.run(
+                self.notebook, request, trials, fresh=arguments.fresh, background=arguments.bg
+            )
+        except (InfeasibleRequestError, UsageError):
+            raise
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"%%gpu: {error}") from None
+        except (GpunbError, OSError) as error:
+            raise short(error) from None
+
+    def _request(self, line: str, cell: str) -> tuple[CellRequest, Any]:
+        """The request of a cell with this %%gpu line, and the arguments on the line."""
+        expanded = line_options.expanded(self.notebook.user_ns, line)
+        try:
+            arguments = line_options.parsed(self.gpu.parser, expanded)
             asked = arguments.share is not None
-            options = lines.options(arguments, self.share)
+            options = line_options.options(arguments, self.share)
             session = None
+            line_options.check_sweep(arguments)
             if arguments.session is not None:
-                lines.check_session(arguments)
+                line_options.check_session(arguments)
                 session = self.sessions.get(arguments.session, options, asked)
+            own = options if session is None else session.options
+            ranks, show = line_options.ranks(arguments, own)
         except InfeasibleRequestError as error:
             raise short(error) from None
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%gpu: {error}") from None
-        request = Request(
+        request = CellRequest(
             cell,
             "" if self.switch.wrote(line, cell) else f"%%gpu {line}".rstrip(),
             options,
-            inputs=lines.names(arguments.inputs, "--in"),
-            outputs=lines.names(arguments.outputs, "--out"),
+            inputs=line_options.names(arguments.inputs, "--in"),
+            outputs=line_options.names(arguments.outputs, "--out"),
             session=session,
             largest=parse_size(self.largest, "GpuMagics.largest"),
+            ranks=ranks,
+            show=show,
         )
-        return request, arguments.bg
+        return request, arguments
 
     def _line(self, line: str, local: Mapping[str, Any] | None = None) -> Any:
-        """`%gpu` without a cell."""
-        assert self.shell is not None
-        first, rest = lines.first_word(line)
+        """Run `%gpu` without a cell."""
+        names = self.notebook.user_ns
+        first, rest = line_options.first_word(line)
         if not first:
-            return self.words.say("ps", "")
-        first = lines.expanded(self.shell, first, local)
+            return self.subcommands.run("ps", "")
+        first = line_options.expanded(names, first, local)
         if first in ("on", "off"):
             return self._turn(first, rest)
-        if first in self.words:
-            return self.words.say(first, lines.expanded(self.shell, rest, local))
-        if not rest or not (lines.is_share(first) or first[0] in "{$"):
+        if first in HELP:
+            return self.subcommands.run(first, line_options.expanded(names, rest, local))
+        if not rest or not (line_options.is_share(first) or first[0] in "{$"):
             raise UsageError(
                 f"%gpu {line.strip()}: without a cell there has to be a word ({', '.join(HELP)}), "
                 "or a share and an expression; a cell begins with %%gpu"
@@ -258,8 +323,8 @@ class GpuMagics(Magics):
         return self._value(first, rest.rstrip().removesuffix(";"), local)
 
     def _value(self, share: str, expression: str, local: Mapping[str, Any] | None) -> Any:
-        """What an expression gives in a worker, with the names of the function that asks."""
-        assert self.shell is not None
+        """The value of an expression in a worker; `local` are the names of the function that
+        asks."""
         try:
             compile(f"(\n{expression}\n)", "expression", "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         except SyntaxError as error:
@@ -268,13 +333,14 @@ class GpuMagics(Magics):
         request, _ = self._request(share, expression)
         request = replace(
             request,
-            first_line=_lines_before(self.shell),
+            first_line=self.notebook.lines_before(),
             outputs=(),
             expression=True,
-            local=None if local is self.shell.user_ns else local,
+            # A copy: since Python 3.13 it is a view of the function's frame.
+            local={} if local is self.notebook.user_ns else dict(local or {}),
         )
-        home = running.run(self.shell, request)
-        for name, reason in home.ending.kept:
+        home = foreground.run(self.notebook, request)
+        for name, reason in home.result.left_behind:
             if name == LAST:
                 raise UsageError(f"%gpu: the value cannot come home: {reason}")
         return home.last
@@ -285,53 +351,42 @@ class GpuMagics(Magics):
                 raise UsageError(f"%gpu off: takes nothing more, not {rest!r}")
             self.switch.off()
             return
-        request, _ = self._request(rest, "pass")  # it is refused now, not with the next cell
+        request, arguments = self._request(rest, "pass")  # a bad line fails now
+        if arguments.sweep:
+            raise UsageError("%gpu on: --sweep is for one cell: write it in that cell's %%gpu line")
         if request.session is None:
             never = backend.current().ask("refusal", request.options.demand())
             if never is not None:
                 raise short(InfeasibleRequestError(f"%gpu on: {never}"))
         self.switch.on(rest)
 
-    def _may_come_late(self) -> bool:
-        return may_ask(self.shell) if self.headless is None else not self.headless
 
-
-def _lines_before(shell: Any) -> str:
-    """The running cell's lines before the one that is reached, as a comment."""
-    frame = sys._getframe()  # noqa: SLF001 - what `inspect` uses
-    while frame is not None and frame.f_globals is not shell.user_ns:
-        frame = frame.f_back  # type: ignore[assignment]
-    source = shell.user_ns.get("In", [""])[-1].splitlines()
-    number = shell.displayhook.prompt_count
-    files = shell.compile._filename_map  # noqa: SLF001 - there is no public way
-    if frame is None or files.get(frame.f_code.co_filename) != number:
-        return ""
-    return "\n# ".join(["", *source[: frame.f_lineno - 1]])[2:]
-
-
-def register(shell: Any) -> None:
+def register(ip: Any) -> None:
     """Register the magics and send functions' output to the cells that submit them."""
-    unregister(shell)
-    shell.register_magics(GpuMagics)
-    by_reference(type(shell))
-    shell.events.register("post_run_cell", shell.magics_manager.registry["GpuMagics"].let_go)
-    completion.register(shell)
-    debugging.install(shell)
-    jobs.of(shell).register()
-    notebook.attach(shell)
+    unregister(ip)
+    ip.register_magics(GpuMagics)
+    by_reference(type(ip))
+    magics: GpuMagics = ip.magics_manager.registry["GpuMagics"]
+    ip.events.register("post_run_cell", magics.let_go)
+    actions = GpuMagics.gpu.parser._actions  # noqa: SLF001 - argparse has no public way
+    names = {name for each in actions for name in each.option_strings}
+    completion.register(magics.notebook, sorted(name for name in names if name[:2] == "--"))
+    debugging.install(magics.notebook)
+    magics.jobs.register()
+    shell_hooks.install(ip)
 
 
-def unregister(shell: Any) -> None:
+def unregister(ip: Any) -> None:
     """Take the magics out. The session goes on until `gpunb.shutdown()`."""
-    magics = shell.magics_manager.registry.pop("GpuMagics", None)
+    magics: GpuMagics | None = ip.magics_manager.registry.pop("GpuMagics", None)
     if magics is None:
         return
     magics.switch.off()
-    shell.events.unregister("post_run_cell", magics.let_go)
-    completion.unregister(shell)
-    debugging.uninstall(shell)
-    jobs.of(shell).unregister()
+    ip.events.unregister("post_run_cell", magics.let_go)
+    completion.unregister(magics.notebook)
+    debugging.uninstall(magics.notebook)
+    magics.jobs.unregister()
     for kind in ("line", "cell"):
-        shell.magics_manager.magics[kind].pop("gpu", None)
-    if magics in shell.configurables:
-        shell.configurables.remove(magics)
+        ip.magics_manager.magics[kind].pop("gpu", None)
+    if magics in ip.configurables:
+        ip.configurables.remove(magics)

@@ -1,4 +1,4 @@
-"""The machine's view for JupyterLab and Notebook 7: routes of the Jupyter server."""
+"""The Jupyter server's extension: routes for the view of the machine in JupyterLab and Notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes: the machine as JSON, its changes as they happen, and what may be done to a job.
+"""The routes: the machine as JSON, its changes over a socket, and requests to sessions.
 
 All are below ``gpunb/api`` of the server's base URL, for those who may use the server.
 """
@@ -18,23 +18,29 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
+from gpunb.control import client
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import kernels
 from gpunb.server import machine
-from gpunb.server.watching import INTERVAL, Listener, Watching
+from gpunb.server.watcher import INTERVAL, NewsListener, Watcher
 
 RESOURCE = "gpunb"
-"""What an authorizer of the server is asked about."""
+"""The resource that the server's authorizer checks."""
 
 PATIENCE = 10.0
-"""Seconds that a session on a busy machine may take to do what it is asked."""
+"""Seconds to wait for a session's reply on a busy machine."""
 
-_REQUESTS = {"cancel": "job", "interrupt": "job", "kill": "actor", "logs": "job"}
-"""What may be asked of a session, and the number that says of what."""
+_REQUESTS = {
+    "cancel": "job",
+    "interrupt": "job",
+    "kill": "actor",
+    "logs": "job",
+    "stop": "sweep",
+}
+"""The requests to a session, and the field of each with its job, actor or sweep."""
 
 
-class Machine(APIHandler):
-    """All sessions of this user, or the devices where none runs."""
+class MachineRoute(APIHandler):
+    """Route for the snapshots of all sessions of this user, or the devices if none runs."""
 
     auth_resource = RESOURCE
 
@@ -44,14 +50,14 @@ class Machine(APIHandler):
         self.finish(json.dumps(await machine.whole(), default=str))
 
 
-class Changes(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """A socket that gets everything first, and then what changes."""
+class ChangesRoute(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """A web socket that gets the whole state first, and then the changes."""
 
     auth_resource = RESOURCE
 
-    def initialize(self, watching: Watching) -> None:
-        self._watching = watching
-        self._listener: Listener | None = None
+    def initialize(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._listener: NewsListener | None = None
 
     @ws_authenticated
     async def get(self, *arguments: Any, **named: Any) -> None:
@@ -66,40 +72,42 @@ class Changes(WebSocketMixin, WebSocketHandler, JupyterHandler):
             interval = float(self.get_argument("interval", str(INTERVAL)))
         except ValueError:
             interval = INTERVAL
-        self._listener = Listener(self._send, interval)
-        self._watching.join(self._listener)
+        self._listener = NewsListener(self._send, interval)
+        self._watcher.join(self._listener)
 
     def on_message(self, message: str | bytes) -> None:
-        """Nothing is said here; requests are POSTs, which the server protects better."""
+        """Ignore messages: requests are POSTs, which the server protects better."""
 
     def on_close(self) -> None:
         if self._listener is not None:
-            self._watching.leave(self._listener)
+            self._watcher.leave(self._listener)
 
     def get_compression_options(self) -> dict[str, Any]:
         return {"compression_level": 1}
 
     async def _send(self, text: str) -> None:
-        with contextlib.suppress(WebSocketClosedError):  # it is leaving
+        with contextlib.suppress(WebSocketClosedError):  # the page is being closed
             await self.write_message(text)
 
 
-class Request(APIHandler):
-    """Something that a session is asked to do to one of its jobs."""
+class RequestRoute(APIHandler):
+    """Route for requests to a session about one of its jobs or actors."""
 
     auth_resource = RESOURCE
 
     @web.authenticated
     @authorized
     async def post(self, pid: str, what: str) -> None:
-        said = self.get_json_body() or {}
-        if not isinstance(said, dict):
+        body = self.get_json_body() or {}
+        if not isinstance(body, dict):
             raise web.HTTPError(400, "the body must be a JSON object")
-        request = {"do": what, _REQUESTS[what]: said.get(_REQUESTS[what])}
-        if what == "cancel" and said.get("force") is True:
+        request = {"do": what, _REQUESTS[what]: body.get(_REQUESTS[what])}
+        if what == "cancel" and body.get("force") is True:
             request["force"] = True
+        if what == "logs" and "position" in body:
+            request["position"] = body["position"]
         try:
-            value = await asyncio.to_thread(kernels.ask, int(pid), request, PATIENCE)
+            value = await asyncio.to_thread(client.ask, int(pid), request, PATIENCE)
         except GpunbError as error:
             self.set_status(409)
             self.finish(json.dumps({"message": str(error)}))
@@ -109,11 +117,11 @@ class Request(APIHandler):
 
 def install(serverapp: Any) -> None:
     """Add the routes to a server."""
-    watching = Watching()
+    watcher = Watcher()
     base = url_path_join(serverapp.web_app.settings["base_url"], "gpunb", "api")
     routes = [
-        (url_path_join(base, "machine"), Machine),
-        (url_path_join(base, "changes"), Changes, {"watching": watching}),
-        (url_path_join(base, "sessions", "([0-9]{1,9})", f"({'|'.join(_REQUESTS)})"), Request),
+        (url_path_join(base, "machine"), MachineRoute),
+        (url_path_join(base, "changes"), ChangesRoute, {"watcher": watcher}),
+        (url_path_join(base, "sessions", "([0-9]{1,9})", f"({'|'.join(_REQUESTS)})"), RequestRoute),
     ]
     serverapp.web_app.add_handlers(".*$", routes)

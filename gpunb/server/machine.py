@@ -1,46 +1,49 @@
-"""What the server can say of the machine by itself: who runs, and what the devices do."""
+"""The facts about the machine: the sessions that run, and the use of the devices."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gpunb import accelerators
-from gpunb.core.resources import Device
+from gpunb.control import client
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import folder, kernels
+from gpunb.scheduler.resources import Device
 from gpunb.server.view import Snapshot, silent
+from gpunb.system import runtime_dir
 
 
 def sockets() -> dict[int, Path]:
-    """The sockets of the sessions that seem to run, by pid. Looks at the folder only, so that it
-    may be done often.
+    """The sockets of sessions by pid, also of dead ones. Fast: it only lists a folder.
 
     Raises:
-        GpunbError, OSError: the folder is of no use.
+        GpunbError, OSError: the folder cannot be used.
     """
-    found = {}
-    for path in (folder.runtime_folder() / folder.KERNELS).glob("*.sock"):
+    paths = {}
+    for path in (runtime_dir.runtime_folder() / runtime_dir.KERNELS).glob("*.sock"):
         if path.stem.isdigit():
-            found[int(path.stem)] = path
-    return found
+            paths[int(path.stem)] = path
+    return paths
 
 
 async def facts(problem: str | None = None) -> dict[str, Any]:
-    """The devices and what is to be said of them, looked up where nothing else waits for it.
-    `problem` is why no session can be seen."""
+    """The devices and notes about them, looked up in a thread. `problem`: the reason why sessions
+    cannot be listed, if there is one."""
     return {**await asyncio.to_thread(_devices), "problem": problem}
 
 
 async def whole() -> dict[str, Any]:
-    """Everything at one moment: all sessions, or the devices where none runs."""
+    """The whole state: the snapshots of all sessions, or the devices if none runs; with the time on
+    this machine's clock, in seconds since 1970."""
+    now = {"gone": [], "whole": True, "time": time.time()}
     try:
-        running = await asyncio.to_thread(kernels.sessions)
+        running = await asyncio.to_thread(client.sessions)
     except GpunbError as error:
-        return {"sessions": {}, "gone": [], "whole": True, "machine": await facts(str(error))}
+        return {**now, "sessions": {}, "machine": await facts(str(error))}
     answers = await asyncio.gather(*(asyncio.to_thread(_snapshot, each) for each in running))
     sessions = {
         str(each.pid): answer
@@ -48,20 +51,20 @@ async def whole() -> dict[str, Any]:
         if answer is not None
     }
     machine = {} if sessions else await facts()
-    return {"sessions": sessions, "gone": [], "whole": True, "machine": machine}
+    return {**now, "sessions": sessions, "machine": machine}
 
 
-def _snapshot(session: kernels.Running) -> Snapshot | None:
-    """What a session says of itself; None if it has ended meanwhile."""
+def _snapshot(session: client.RunningSession) -> Snapshot | None:
+    """The snapshot of a session; None if it has ended."""
     try:
-        said: Snapshot = kernels.ask(session.pid, {"do": "status"})
+        snapshot: Snapshot = client.ask(session.pid, {"do": "status"})
     except GpunbError:
         return silent(session.pid) if session.path.exists() else None
-    return said
+    return snapshot
 
 
 def _devices() -> dict[str, Any]:
-    devices, notes = _found()
+    devices, notes = _detect()
     usage = accelerators.measure(devices)
     return {
         "devices": [_described(each, usage.get(each.key)) for each in devices],
@@ -70,21 +73,22 @@ def _devices() -> dict[str, Any]:
     }
 
 
-def _found() -> tuple[tuple[Device, ...], tuple[str, ...]]:
+def _detect() -> tuple[tuple[Device, ...], tuple[str, ...]]:
     simulate = os.environ.get("GPUNB_SIMULATE")
     if simulate is not None:
         try:
             return tuple(accelerators.parse_simulate(simulate)), ()
         except ValueError as error:
             return (), (f"GPUNB_SIMULATE: {error}",)
-    found = accelerators.detect()
-    return found.devices, found.notes
+    detected = accelerators.detect()
+    return detected.devices, detected.notes
 
 
 def _described(device: Device, usage: accelerators.Usage | None) -> dict[str, Any]:
-    """A device as in a snapshot, held by nobody."""
+    """A device in the form of a snapshot, without holders."""
     now = asdict(usage or accelerators.Usage())
     processes = now.pop("processes") or ()
+    unknown = dict.fromkeys(("user", "notebook", "job", "share", "since"))
     return {
         "id": device.id,
         "key": device.key,
@@ -96,16 +100,7 @@ def _described(device: Device, usage: accelerators.Usage | None) -> dict[str, An
         "held": [],
         "usage": now,
         "others": [
-            {
-                "pid": pid,
-                "user": None,
-                "notebook": None,
-                "job": None,
-                "share": None,
-                "memory": memory,
-                "since": None,
-                "kind": "outsider",
-            }
+            {**unknown, "pid": pid, "memory": memory, "kind": "outsider"}
             for pid, memory in processes
         ],
         "health": None,

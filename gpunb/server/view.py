@@ -1,4 +1,4 @@
-"""What is known of all sessions, and what is news of it to whom."""
+"""The last snapshots of all sessions, and the changes in them as news for listeners."""
 
 from __future__ import annotations
 
@@ -7,51 +7,54 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Snapshot: TypeAlias = dict[str, Any]
-"""Of one session; as `gpunb.status()`."""
+"""The state of one session, as `gpunb.status()` returns it."""
 
 _TIMED = ("running", "waiting")
-"""Lists of jobs whose seconds pass without being news."""
+"""Lists of jobs whose growing seconds are no news."""
 
 _AGEING = (*_TIMED, "actors")
 
 
 @dataclass(slots=True)
 class News:
-    """What has changed: of each session the parts to be replaced, who is gone, and what is to be
-    said of a machine on which no session runs."""
+    """Changes: the changed parts of each session's snapshot, the pids of sessions that ended, and
+    the facts about a machine on which no session runs."""
 
     sessions: dict[int, Snapshot] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     machine: Snapshot | None = None
     whole: bool = False
-    """Whether this is everything, and what was known before is void."""
+    """Whether this is the whole state, which replaces all earlier news."""
 
     def __bool__(self) -> bool:
         return bool(self.sessions or self.gone or self.machine is not None or self.whole)
 
     def add(self, later: News) -> None:
-        """Make of two pieces of news one."""
+        """Merge later news into this one."""
         if later.whole:
             self.sessions, self.gone, self.machine, self.whole = {}, set(), None, True
         for pid in later.gone:
             self.sessions.pop(pid, None)
             self.gone.add(pid)
         for pid, changed in later.sessions.items():
-            self.sessions[pid] = {**self.sessions.get(pid, {}), **changed}
+            known = self.sessions.get(pid, {})
+            if changed.get("time") is not None:  # the one time of all parts, also of earlier ones
+                known = _older(known, changed["time"])
+            self.sessions[pid] = {**known, **changed}
         if later.machine is not None:
             self.machine = later.machine
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a JSON-able message."""
-        said: dict[str, Any] = {
+        """The news as a JSON-able message."""
+        message: dict[str, Any] = {
             "sessions": {str(pid): parts for pid, parts in self.sessions.items()},
             "gone": sorted(self.gone),
             "whole": self.whole,
         }
-        return said if self.machine is None else {**said, "machine": self.machine}
+        return message if self.machine is None else {**message, "machine": self.machine}
 
 
-class View:
+class MachineView:
     """The last snapshot of each session."""
 
     def __init__(self) -> None:
@@ -59,15 +62,15 @@ class View:
         self.machine: Snapshot | None = None
 
     def whole(self, now: float) -> News:
-        """All of it for somebody new, at a time in seconds since 1970."""
+        """The whole state at the time `now`, in seconds since 1970, for a new listener."""
         sessions = {pid: _older(each, now) for pid, each in self.sessions.items()}
         return News(sessions, set(), self.machine or {}, True)
 
-    def told(self, pid: int, snapshot: Snapshot) -> News:
-        """A session has sent a snapshot: what is new in it.
+    def update(self, pid: int, snapshot: Snapshot) -> News:
+        """Store a session's snapshot. Returns the parts that have changed.
 
         Raises:
-            ValueError: it is no snapshot.
+            ValueError: the snapshot has jobs of a wrong type.
         """
         jobs = (job for name in _AGEING for job in snapshot.get(name, ()))
         if not all(isinstance(job, dict) for job in jobs):
@@ -77,14 +80,14 @@ class View:
         changed = snapshot if before is None else _changed(before, snapshot)
         return News({pid: changed}) if changed else News()
 
-    def left(self, pid: int) -> News:
-        """A session has ended."""
+    def remove(self, pid: int) -> News:
+        """Remove a session that has ended. Returns the news of it."""
         if self.sessions.pop(pid, None) is None:
             return News()
         return News(gone={pid})
 
-    def measured(self, machine: Snapshot) -> News:
-        """What the machine has, looked up by ourselves."""
+    def set_machine(self, machine: Snapshot) -> News:
+        """Store the facts about the machine. Returns them if they have changed."""
         if machine == self.machine:
             return News()
         self.machine = machine
@@ -92,7 +95,7 @@ class View:
 
 
 def silent(pid: int) -> Snapshot:
-    """Of a session that does not answer."""
+    """A snapshot in place of that of a session that does not reply."""
     text = (
         f"process {pid} has a session of gpunb and does not answer: it may be stopped, or very busy"
     )
@@ -100,8 +103,8 @@ def silent(pid: int) -> Snapshot:
 
 
 def _older(snapshot: Snapshot, now: float) -> Snapshot:
-    """A session in which nothing has happened since but that time has passed."""
-    passed = max(0.0, now - snapshot.get("time", now))
+    """The snapshot with the seconds of its jobs at the time `now`."""
+    passed = max(0.0, now - (snapshot.get("time") or now))
     later = {
         name: [
             {**each, "seconds": each["seconds"] + passed}
@@ -116,7 +119,7 @@ def _older(snapshot: Snapshot, now: float) -> Snapshot:
 
 
 def _changed(before: Mapping[str, Any], now: Snapshot) -> Snapshot:
-    """The parts that are not as they were. What is left out of `now` does not occur."""
+    """The parts of `now` that differ from `before`. Snapshots never lose a part."""
     parts = {
         name: value
         for name, value in now.items()

@@ -5,10 +5,10 @@ import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 
 import type { Connection } from './connection';
 import { duration } from './endings.js';
-import { keyOf } from './join.js';
+import { keyOf } from './merge.js';
 import type { State } from './state';
-import type { Job, Snapshot } from './types';
-import { Calm, devicesText } from './view.js';
+import type { Group, Job, Snapshot } from './types';
+import { Calm, devicesText, printable, statesText } from './view/index.js';
 
 interface Shown {
   readonly element: HTMLElement;
@@ -20,14 +20,20 @@ interface Shown {
   since: number;
 }
 
-/** The jobs of a kernel's cells that are not over, by the cell's id; the first one of each. */
-export function jobsByCell(state: State, kernel: string): Map<string, [string, Job]> {
-  const found = new Map<string, [string, Job]>();
+type Found = [string, Job, Group | undefined];
+
+/** The jobs of a kernel's cells that are not over, by the cell's id; the first one of each, with the
+ * sweep of which it is a trial. The key is that of the sweep, if there is one. */
+export function jobsByCell(state: State, kernel: string): Map<string, Found> {
+  const found = new Map<string, Found>();
   for (const [pid, snapshot] of state.sessions) {
     for (const job of cellsOf(snapshot)) {
       const whose = job.client ?? snapshot.session;
       if (whose?.kernel === kernel && job.cell_id && !found.has(job.cell_id)) {
-        found.set(job.cell_id, [keyOf(pid, job.id), job]);
+        const sweep = snapshot.groups?.find(
+          each => each.id === job.part_of && each.kind === 'sweep'
+        );
+        found.set(job.cell_id, [keyOf(pid, sweep?.id ?? job.id), job, sweep]);
       }
     }
   }
@@ -94,7 +100,7 @@ export class Badges {
     this.tick();
   }
 
-  private show(cell: Cell, key: string, job: Job): void {
+  private show(cell: Cell, key: string, job: Job, sweep: Group | undefined): void {
     let shown = this.shown.get(cell.model.id);
     if (!shown) {
       shown = this.make();
@@ -104,16 +110,20 @@ export class Badges {
     if (shown.element.parentElement !== place) {
       place.append(shown.element);
     }
-    const running = job.state === 'running';
-    const text = running ? `#${job.id} on ${devicesText(job)}` : `#${job.id} waits`;
-    const title = running ? `${job.name}: ${text}` : `${job.name} ${job.waits_for ?? 'waits'}`;
+    const { at } = this.connection.state;
+    const running = job.state === 'running' || sweep !== undefined;
+    const name = sweep ? `sweep of ${sweep.name}` : `#${job.id} ${job.name}`;
+    const where = sweep ? statesText(sweep.states ?? {}) : `#${job.id} on ${devicesText(job)}`;
+    const text = running ? where : `#${job.id} waits`;
+    const title = running ? `${name}: ${text}` : `${job.name} ${job.waits_for ?? 'waits'}`;
     shown.key = key;
-    shown.seconds = job.seconds;
-    shown.since = this.connection.state.at;
+    shown.seconds = sweep ? at - (sweep.began ?? at) : job.seconds;
+    shown.since = at;
     shown.element.classList.toggle('gpunb-waits', !running);
-    shown.element.title = title;
+    shown.element.title = printable(title);
     setText(shown.text, running ? text : `${text}: ${job.waits_for ?? 'next in line'}`);
-    shown.stop.setAttribute('aria-label', `${running ? 'Stop' : 'Cancel'} #${job.id} ${job.name}`);
+    const label = `${running ? 'Stop' : 'Cancel'} ${name}`;
+    shown.stop.setAttribute('aria-label', printable(label));
     setText(shown.stop, running ? 'Stop' : 'Cancel');
   }
 
@@ -144,7 +154,7 @@ export class Badges {
       return;
     }
     for (const shown of this.shown.values()) {
-      const seconds = shown.seconds + performance.now() / 1000 - shown.since;
+      const seconds = shown.seconds + Math.max(0, this.connection.clock.now() - shown.since);
       setText(shown.time, duration(Math.floor(seconds)).replace('.0', ''));
     }
     this.timer = window.setTimeout(() => (this.calm.pressed ? this.draw() : this.tick()), 1000);
@@ -156,7 +166,8 @@ export class Badges {
   private readonly shown = new Map<string, Shown>();
 }
 
-function setText(element: HTMLElement, text: string): void {
+function setText(element: HTMLElement, said: string): void {
+  const text = printable(said);
   if (element.textContent !== text) {
     element.textContent = text;
   }

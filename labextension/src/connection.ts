@@ -4,10 +4,11 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import { type ISignal, Signal } from '@lumino/signaling';
 
-import { join, partsOf } from './join';
+import { merge, partsOf } from './merge';
 import { NOTHING, type State, after } from './state';
 import { CONNECTING, type Problem, problemOf } from './summary';
 import type { News, Snapshot } from './types';
+import { Clock } from './view/index.js';
 
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 15000;
@@ -20,6 +21,9 @@ export class Connection {
     document.addEventListener('visibilitychange', this.onVisibility);
   }
 
+  /** The server's clock, which is that of all its kernels. */
+  readonly clock = new Clock();
+
   /** What is known; old if there is a problem. */
   get state(): State {
     return this._state;
@@ -27,7 +31,7 @@ export class Connection {
 
   /** The same as one snapshot. */
   get snapshot(): Snapshot {
-    return (this._snapshot ??= join(this._state));
+    return (this._snapshot ??= merge(this._state));
   }
 
   /** Why what is known may be old, or is not known at all. */
@@ -54,6 +58,7 @@ export class Connection {
   /** Start to listen. */
   open(): void {
     clearTimeout(this.timer);
+    this.clock.reset();
     const { WebSocket, wsUrl, token, appendToken } = this.settings;
     const url =
       URLExt.join(wsUrl, 'gpunb/api/changes') +
@@ -77,12 +82,12 @@ export class Connection {
     };
   }
 
-  /** Ask the session of a job, or of an actor, to do something with it. */
+  /** Ask the session of a job, an actor or a sweep to do something with it. */
   async request(what: string, key: string, more: Record<string, unknown> = {}): Promise<unknown> {
     const { pid, id } = partsOf(key);
     const url = URLExt.join(this.settings.baseUrl, 'gpunb/api/sessions', `${pid}`, what);
-    const number = what === 'kill' ? { actor: id } : { job: id };
-    const body = JSON.stringify({ ...number, ...more });
+    const field = { kill: 'actor', stop: 'sweep' }[what] ?? 'job';
+    const body = JSON.stringify({ [field]: id, ...more });
     let answer: Response;
     try {
       answer = await ServerConnection.makeRequest(url, { method: 'POST', body }, this.settings);
@@ -106,7 +111,15 @@ export class Connection {
   }
 
   private hear(news: News): void {
-    this.set(after(this._state, news, performance.now() / 1000), null);
+    const { time } = news;
+    if (this.clock.jumped()) {
+      // The page slept, and so may the news have done on its way: ask for all of it again.
+      this.close();
+      this.open();
+    } else {
+      this.clock.hear(time);
+      this.set(after(this._state, news, time), null);
+    }
   }
 
   private set(state: State, problem: Problem | null): void {

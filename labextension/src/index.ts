@@ -7,28 +7,33 @@ import {
 } from '@jupyterlab/application';
 import { ICommandPalette, Notification } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
+import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
 import { Badges } from './badges';
-import { runOnGpu } from './cells';
+import { insertGpuCell, runOnGpu } from './cells';
 import { Connection } from './connection';
 import { icon } from './icon';
+import { logTab, tabOf } from './logs';
+import { remembered } from './memory';
+import { isSweep } from './merge';
 import { Navigation } from './navigation';
 import { PANEL, Panel } from './panel';
 import { StatusItem } from './status';
 import { Toasts, type Wanted } from './toasts';
 import type { Job } from './types';
-import type { Actions } from './view.js';
+import type { Actions } from './view/index.js';
 
 const OPEN = 'gpunb:open-panel';
 const RUN = 'gpunb:run-cell';
+const INSERT = 'gpunb:insert-cell';
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: 'gpunb:plugin',
   description: 'What runs on the GPUs of this machine.',
   autoStart: true,
-  requires: [INotebookTracker],
+  requires: [INotebookTracker, IRenderMimeRegistry],
   optional: [ICommandPalette, IStatusBar, ISettingRegistry, ILayoutRestorer],
   activate
 };
@@ -36,6 +41,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
 function activate(
   app: JupyterFrontEnd,
   tracker: INotebookTracker,
+  rendermime: IRenderMimeRegistry,
   palette: ICommandPalette | null,
   statusBar: IStatusBar | null,
   settings: ISettingRegistry | null,
@@ -44,15 +50,25 @@ function activate(
   const connection = new Connection(app.serviceManager.serverSettings);
   const navigation = new Navigation(app, tracker);
   const goTo = (job: Job) => navigation.goTo(job);
-  const panel = new Panel(connection, actionsOf(connection, goTo));
+  const openLogs = async (job: Job) => {
+    if (![...app.shell.widgets('main')].some(each => each.id === tabOf(job))) {
+      app.shell.add(logTab(connection, rendermime, job), 'main');
+    }
+    app.shell.activateById(tabOf(job));
+  };
+  const { baseUrl } = app.serviceManager.serverSettings;
+  const memory = remembered(localStorage, baseUrl, () => status.draw());
+  const insert = () => void app.commands.execute(INSERT);
+  const panel = new Panel(connection, { ...actionsOf(connection), goTo, openLogs }, memory, insert);
   app.shell.add(panel, 'right', { rank: 900, type: 'GPUs' });
   restorer?.add(panel, PANEL);
   const open = () => app.shell.activateById(PANEL);
+  const status = new StatusItem(connection, memory, open);
 
   const badges = new Badges(tracker, connection, async key => {
     try {
       // Also of one that waits, or did when this was drawn: the session knows what it is now.
-      await connection.request('interrupt', key);
+      await connection.request(isSweep(key) ? 'stop' : 'interrupt', key);
     } catch (error) {
       Notification.error((error as Error).message, { autoClose: 8000 });
     }
@@ -64,14 +80,18 @@ function activate(
     label: 'Run Cell on GPU…',
     icon: args => (args['isPalette'] ? undefined : icon),
     isEnabled: () => tracker.activeCell?.model.type === 'code',
-    execute: () => runOnGpu(tracker)
+    execute: () => runOnGpu(tracker, connection.snapshot)
+  });
+  app.commands.addCommand(INSERT, {
+    label: 'Insert GPU Cell',
+    execute: () => insertGpuCell(tracker)
   });
   app.contextMenu.addItem({ command: RUN, selector: '.jp-Notebook .jp-CodeCell', rank: 0.5 });
-  for (const command of [OPEN, RUN]) {
+  for (const command of [OPEN, RUN, INSERT]) {
     palette?.addItem({ command, category: 'GPU', args: { isPalette: true } });
   }
   statusBar?.registerStatusItem('gpunb:status', {
-    item: new StatusItem(connection, open),
+    item: status,
     align: 'left',
     rank: 30
   });
@@ -83,16 +103,12 @@ function activate(
   }).then(() => connection.open());
 }
 
-function actionsOf(connection: Connection, goTo: (job: Job) => Promise<void>): Actions {
+function actionsOf(connection: Connection): Actions {
   return {
     cancel: async (key, force) => void (await connection.request('cancel', key, { force })),
     interrupt: async key => void (await connection.request('interrupt', key)),
     kill: async key => void (await connection.request('kill', key)),
-    logs: async key => {
-      const said = (await connection.request('logs', key)) as { text: string; truncated: boolean };
-      return (said.truncated ? '…' : '') + said.text;
-    },
-    goTo
+    stop: async key => void (await connection.request('stop', key))
   };
 }
 

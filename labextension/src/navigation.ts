@@ -3,7 +3,7 @@
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 
-import { Errands } from './errand';
+import { PendingNavigations } from './pending_navigation';
 import type { Job } from './types';
 
 /** Shows the cell of a job, and opens its notebook for that if need be. */
@@ -12,7 +12,7 @@ export class Navigation {
     private readonly app: JupyterFrontEnd,
     private readonly tracker: INotebookTracker
   ) {
-    this.errands = new Errands(localStorage, app.serviceManager.serverSettings.baseUrl);
+    this.pending = new PendingNavigations(localStorage, app.serviceManager.serverSettings.baseUrl);
     tracker.widgetAdded.connect((_, panel) => void this.arrived(panel));
     tracker.forEach(panel => void this.arrived(panel));
   }
@@ -46,7 +46,7 @@ export class Navigation {
   /** A notebook was opened, maybe for one of its cells. */
   private async arrived(panel: NotebookPanel): Promise<void> {
     await panel.context.ready;
-    const cell = this.errands.take(panel.context.localPath, Date.now());
+    const cell = this.pending.take(panel.context.localPath, Date.now());
     if (cell !== null) {
       await this.show(panel, cell);
     }
@@ -63,7 +63,7 @@ export class Navigation {
     await sessions.refreshRunning();
     for (const each of sessions.running()) {
       if (job.session?.kernel && each.kernel?.id === job.session.kernel) {
-        this.errands.leave(each.path, cell, Date.now());
+        this.pending.leave(each.path, cell, Date.now());
         const opened: unknown = await this.app.commands.execute('docmanager:open', {
           path: each.path
         });
@@ -75,5 +75,5 @@ export class Navigation {
     throw new Error(`#${job.id} belongs to no notebook that this server has open.`);
   }
 
-  private readonly errands: Errands;
+  private readonly pending: PendingNavigations;
 }

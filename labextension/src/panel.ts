@@ -5,8 +5,8 @@ import { Widget } from '@lumino/widgets';
 
 import type { Connection } from './connection';
 import { icon } from './icon';
-import { lackOf } from './summary';
-import { type Actions, type View, render } from './view.js';
+import { CONNECTING, lackOf } from './summary';
+import { type Actions, type Memory, type View, render } from './view/index.js';
 
 export const PANEL = 'gpunb-panel';
 
@@ -14,7 +14,9 @@ export const PANEL = 'gpunb-panel';
 export class Panel extends Widget {
   constructor(
     private readonly connection: Connection,
-    private readonly actions: Actions
+    private readonly actions: Actions,
+    private readonly memory: Memory,
+    insert: () => void
   ) {
     super();
     this.id = PANEL;
@@ -27,7 +29,11 @@ export class Panel extends Widget {
     this.node.tabIndex = -1;
     this.notice.className = 'gpunb-notice';
     this.notice.setAttribute('role', 'status');
-    this.notice.append(this.reason, this.advice);
+    this.start.type = 'button';
+    this.start.className = 'jp-mod-styled';
+    this.start.textContent = 'Insert a GPU cell';
+    this.start.addEventListener('click', insert);
+    this.notice.append(this.reason, this.advice, this.start);
     this.lanes.className = 'gpunb-lanes';
     const heading = document.createElement('div');
     heading.textContent = 'GPUs';
@@ -70,7 +76,8 @@ export class Panel extends Widget {
     set(this.reason, reason);
     set(this.advice, advice);
     this.notice.hidden = !reason;
-    this.notice.classList.toggle('gpunb-problem', problem !== null);
+    this.notice.classList.toggle('gpunb-problem', problem !== null && problem !== CONNECTING);
+    this.start.hidden = problem !== null || state.sessions.size > 0 || !state.machine.devices?.length;
     this.lanes.classList.toggle('gpunb-old', problem !== null);
     const { snapshot } = this.connection;
     this.lanes.hidden = !snapshot.devices?.length && !state.sessions.size;
@@ -81,7 +88,9 @@ export class Panel extends Widget {
       this.view.update(snapshot);
     } else {
       const busy = 'The session has not answered yet.';
-      this.view = render(this.lanes, snapshot, { actions: this.actions, busy });
+      const { actions, memory } = this;
+      const { clock } = this.connection;
+      this.view = render(this.lanes, snapshot, { actions, memory, busy, clock });
     }
   }
 
@@ -89,6 +98,7 @@ export class Panel extends Widget {
   private readonly notice = document.createElement('div');
   private readonly reason = document.createElement('p');
   private readonly advice = document.createElement('p');
+  private readonly start = document.createElement('button');
   private readonly lanes = document.createElement('div');
 }
 

@@ -1,50 +1,51 @@
 // What is known of the machine, kept up to date by the news from the server. Pure.
 
 import type { Machine, News, Snapshot } from './types';
+import { gpuRate } from './view/index.js';
 
 export interface State {
   readonly sessions: ReadonlyMap<number, Snapshot>;
   readonly machine: Machine;
-  /** The moment that it shows, in seconds on the page's own clock. */
+  /** The moment that it shows, in seconds since 1970 on the server's clock. */
   readonly at: number;
 }
 
 export const NOTHING: State = { sessions: new Map(), machine: {}, at: 0 };
 
-/** The state after some news that came in at a moment. */
+/** The state after some news that the server sent at a moment of its clock. */
 export function after(state: State, news: News, at: number): State {
-  const sessions = new Map<number, Snapshot>();
-  for (const [pid, each] of news.whole ? [] : state.sessions) {
-    sessions.set(pid, older(each, at - state.at));
-  }
+  const sessions = new Map(news.whole ? [] : state.sessions);
   for (const pid of news.gone) {
     sessions.delete(pid);
   }
   for (const [pid, parts] of Object.entries(news.sessions)) {
-    sessions.set(Number(pid), { ...sessions.get(Number(pid)), ...parts });
+    const time = parts.time ?? at;
+    const known = sessions.get(Number(pid));
+    sessions.set(Number(pid), { ...(known && older(known, time)), ...parts, time });
+  }
+  for (const [pid, each] of sessions) {
+    sessions.set(pid, older(each, at));
   }
   const machine = news.machine ?? (news.whole ? {} : state.machine);
   return { sessions, machine, at };
 }
 
-/** A session in which nothing has happened but that time has passed. */
-function older(snapshot: Snapshot, passed: number): Snapshot {
+/** A session in which nothing has happened until a moment but that time has passed. */
+function older(snapshot: Snapshot, at: number): Snapshot {
+  const passed = Math.max(0, at - (snapshot.time ?? at));
   const aged = <Each extends { seconds?: number | null }>(list: Each[]): Each[] =>
     list.map(each =>
       typeof each.seconds === 'number' ? { ...each, seconds: each.seconds + passed } : each
     );
-  const now: Snapshot = { ...snapshot };
-  if (snapshot.time !== undefined) {
-    now.time = snapshot.time + passed;
-  }
-  if (snapshot.running) {
-    now.running = aged(snapshot.running);
-  }
-  if (snapshot.waiting) {
-    now.waiting = aged(snapshot.waiting);
-  }
-  if (snapshot.actors) {
-    now.actors = aged(snapshot.actors);
-  }
-  return now;
+  const { running, waiting, actors, totals } = snapshot;
+  return {
+    ...snapshot,
+    time: at,
+    ...(running && { running: aged(running) }),
+    ...(waiting && { waiting: aged(waiting) }),
+    ...(actors && { actors: aged(actors) }),
+    ...(totals && {
+      totals: { ...totals, gpu_seconds: totals.gpu_seconds + passed * gpuRate(snapshot) }
+    })
+  };
 }

@@ -6,6 +6,7 @@ import type { Connection } from './connection';
 import { endings, sentence, toneOf } from './endings';
 import type { State } from './state';
 import type { Job } from './types';
+import { printable } from './view/index.js';
 
 export type Wanted = 'all' | 'failures' | 'none';
 
@@ -37,7 +38,7 @@ export class Toasts {
           this.goTo(job).catch((error: Error) => Notification.error(error.message));
         }
       };
-      Notification.emit(sentence(each), tone, {
+      Notification.emit(printable(sentence(each)), tone, {
         autoClose: tone === 'error' ? 15000 : 6000,
         ...(job?.cell_id ? { actions: [{ label: 'Go to cell', callback: show }] } : {})
       });

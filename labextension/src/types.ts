@@ -29,6 +29,8 @@ export interface Job {
   state: string;
   /** In its present state. */
   seconds: number;
+  /** The placement group or the sweep of which it is a part. */
+  part_of?: string | null;
   /** Of another version of gpunb it may be missing. */
   devices?: Holding[];
   kind?: string;
@@ -40,6 +42,7 @@ export interface Job {
   actor?: number | null;
   pid?: number | null;
   waits_for?: string | null;
+  has_log?: boolean;
   memory?: Memory;
   gpu_seconds?: number;
   /** Which share would have been better. */
@@ -58,12 +61,27 @@ export interface Actor {
   state: string;
   seconds?: number | null;
   devices?: Holding[];
+  part_of?: string | null;
   cell?: number | null;
   cell_id?: string | null;
   client?: Session | null;
   session?: Session;
   key?: string;
   owner?: string;
+}
+
+/** A placement group or a sweep. */
+export interface Group {
+  id: string;
+  kind?: string;
+  name?: string;
+  /** The number of members in each state. */
+  states?: Record<string, number>;
+  /** When the first member was submitted, in seconds since 1970. */
+  began?: number;
+  /** The number of a placement group. */
+  actor?: number | string | null;
+  key?: string;
 }
 
 export interface Other {
@@ -79,6 +97,7 @@ export interface Device {
   type: string | null;
   memory: number | null;
   logical: boolean;
+  resource?: string;
   free: number;
   /** Who holds how much of it. */
   held: [number | string, number][];
@@ -114,6 +133,7 @@ export interface Snapshot {
   queued?: number;
   finished?: Job[];
   actors?: Actor[];
+  groups?: Group[];
   counts?: Counts;
   totals?: Totals;
   warnings?: string[];
@@ -133,5 +153,7 @@ export interface News {
   sessions: Record<string, Snapshot>;
   gone: number[];
   whole: boolean;
+  /** When it was sent, in seconds since 1970 on the server's clock. */
+  time: number;
   machine?: Machine;
 }

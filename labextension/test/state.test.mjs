@@ -5,7 +5,7 @@ import { test } from 'node:test';
 
 import { jobsByCell } from '../lib/badges.js';
 import { endings, duration, sentence, toneOf } from '../lib/endings.js';
-import { join, keyOf, partsOf } from '../lib/join.js';
+import { isSweep, merge, keyOf, partsOf } from '../lib/merge.js';
 import { NOTHING, after } from '../lib/state.js';
 import { lackOf, problemOf, statusText } from '../lib/summary.js';
 
@@ -39,11 +39,11 @@ const snapshot = (pid, more = {}) => ({
 
 const news = (sessions, more = {}) => ({ sessions, gone: [], whole: false, ...more });
 const machine = (...snapshots) =>
-  after(NOTHING, news(Object.fromEntries(snapshots.map(each => [each.session.pid, each])), { whole: true }), 0);
+  after(NOTHING, news(Object.fromEntries(snapshots.map(each => [each.session.pid, each])), { whole: true }), 100);
 
 test('parts of a session are replaced, and the rest stays', () => {
   const before = machine(snapshot(1, { notes: ['kept'], running: [job(1)] }));
-  const now = after(before, news({ 1: { time: 101, running: [] } }), 1);
+  const now = after(before, news({ 1: { time: 101, running: [] } }), 101);
   assert.deepEqual(now.sessions.get(1).running, []);
   assert.deepEqual(now.sessions.get(1).notes, ['kept']);
   assert.equal(before.sessions.get(1).running.length, 1);
@@ -52,10 +52,20 @@ test('parts of a session are replaced, and the rest stays', () => {
 test('jobs that are not told again have grown older', () => {
   const old = [job(1, { seconds: 5 })];
   const before = machine(snapshot(1, { running: old }), snapshot(2, { running: old }));
-  const now = after(before, news({ 1: { time: 103, finished: [] } }), 3);
+  const now = after(before, news({ 1: { time: 103, finished: [] } }), 103);
   assert.equal(now.sessions.get(1).running[0].seconds, 8);
   assert.equal(now.sessions.get(2).running[0].seconds, 8, 'another session says nothing');
   assert.equal(now.sessions.get(2).time, 103);
+});
+
+test('what was told late has the age of the moment at which it was sent', () => {
+  const holds = device({ resource: 'GPU', held: [[1, 0.5]] });
+  const told = snapshot(1, { running: [job(1, { seconds: 3 })], devices: [holds], totals: { gpu_seconds: 2 } });
+  const now = after(machine(told), news({ 2: snapshot(2, { time: 109, running: [job(1, { seconds: 4 })] }) }), 110);
+  assert.equal(now.sessions.get(1).running[0].seconds, 13);
+  assert.equal(now.sessions.get(1).totals.gpu_seconds, 7, 'half a GPU for ten seconds');
+  assert.equal(now.sessions.get(2).running[0].seconds, 5);
+  assert.equal(merge(now).time, 110);
 });
 
 test('a session that is gone is forgotten, also when another has its number', () => {
@@ -74,7 +84,7 @@ test('what a head process runs is said to be of the notebook that wants it', () 
   const client = { pid: 5, notebook: '/home/me/nb-5.ipynb', kernel: 'kernel-5' };
   const head = snapshot(1, { running: [job(7, { client, kind: 'cell', cell_id: 'a' })] });
   const state = machine({ ...head, session: { pid: 1, notebook: null, kernel: null, head: 'lab' } });
-  const [seen] = join(state).running;
+  const [seen] = merge(state).running;
   assert.deepEqual([seen.owner, seen.session, seen.key], ['nb-5', client, '1:7']);
   assert.deepEqual([...jobsByCell(state, 'kernel-5').keys()], ['a']);
   assert.equal(jobsByCell(state, 'kernel-6').size, 0);
@@ -87,7 +97,7 @@ test('what a head process runs is said to be of the notebook that wants it', () 
 
 test('sessions are joined on the devices that they share', () => {
   const shared = held => device({ held, free: 0.5 });
-  const joined = join(
+  const joined = merge(
     machine(
       snapshot(1, {
         devices: [device({ held: [[7, 0.5]], free: 0.25, others: [{ pid: 2, share: 0.25, kind: 'kernel' }] })],
@@ -104,35 +114,50 @@ test('sessions are joined on the devices that they share', () => {
   assert.equal(joined.counts.running, 2);
 });
 
+test('what belongs together in a session stays together', () => {
+  const parts = {
+    running: [job(1, { part_of: 'sweep 1' })],
+    actors: [job(7), job(8, { part_of: 'group 7' })],
+    groups: [{ id: 'sweep 1', actor: null }, { id: 'group 7', actor: 7 }]
+  };
+  const joined = merge(machine(snapshot(1, parts), snapshot(2, parts)));
+  const groups = new Map(joined.groups.map(each => [each.key, each.actor]));
+  assert.deepEqual([...groups.keys()], ['1:sweep 1', '1:group 7', '2:sweep 1', '2:group 7']);
+  assert.equal(groups.get('2:group 7'), joined.actors[2].key);
+  assert.deepEqual(joined.running.map(each => each.part_of), ['1:sweep 1', '2:sweep 1']);
+});
+
 test('devices in the books of a session are its own', () => {
   const logical = device({ key: 'sim:0', logical: true, held: [[1, 1]], free: 0 });
-  const joined = join(machine(snapshot(1, { devices: [logical] }), snapshot(2, { devices: [logical] })));
+  const joined = merge(machine(snapshot(1, { devices: [logical] }), snapshot(2, { devices: [logical] })));
   assert.deepEqual(joined.devices.map(each => each.key), ['1:sim:0', '2:sim:0']);
   assert.match(joined.devices[0].type, /nb-1/);
 });
 
 test('a single session needs no name at each job', () => {
-  assert.equal(join(machine(snapshot(1, { running: [job(1)] }))).running[0].owner, undefined);
+  assert.equal(merge(machine(snapshot(1, { running: [job(1)] }))).running[0].owner, undefined);
 });
 
 test('what outsiders hold stays', () => {
   const outsider = { pid: 9, share: null, kind: 'outsider' };
-  const joined = join(machine(snapshot(1, { devices: [device({ others: [outsider] })] })));
+  const joined = merge(machine(snapshot(1, { devices: [device({ others: [outsider] })] })));
   assert.deepEqual(joined.devices[0].others, [outsider]);
 });
 
 test('without sessions the machine is shown', () => {
   const state = after(NOTHING, news({}, { whole: true, machine: { devices: [device()] } }), 0);
-  assert.equal(join(state).devices.length, 1);
+  assert.equal(merge(state).devices.length, 1);
 });
 
 test('parts that another version does not send are no problem', () => {
-  const joined = join(after(NOTHING, news({ 3: {} }, { whole: true }), 0));
+  const joined = merge(after(NOTHING, news({ 3: {} }, { whole: true }), 0));
   assert.deepEqual(joined.running, []);
 });
 
 test('a key says of whom and which', () => {
   assert.deepEqual(partsOf(keyOf(12, 7)), { pid: 12, id: 7 });
+  assert.deepEqual(partsOf(keyOf(12, 'sweep 3')), { pid: 12, id: 'sweep 3' });
+  assert.deepEqual([keyOf(12, 'sweep 3'), keyOf(12, 7)].map(isSweep), [true, false]);
   assert.throws(() => partsOf('nothing'), /names no job/);
 });
 

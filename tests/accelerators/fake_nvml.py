@@ -30,6 +30,7 @@ class Card:
     reserved: int = 512 * 2**20
     busy: int = 0
     celsius: int = 35
+    milliwatts: int = 71_400
     compute: dict[int, int | None] = field(default_factory=dict)
     graphics: dict[int, int | None] = field(default_factory=dict)
     unreachable: int | None = None
@@ -103,7 +104,9 @@ class FakeNvml(ModuleType):
         _raise(None if self.opened else pynvml.NVML_ERROR_UNINITIALIZED)
 
 
-def _reading(card: Card, function: str, arguments: tuple[Any, ...]) -> Any:
+def _reading(  # noqa: C901 - one case for each function of NVML
+    card: Card, function: str, arguments: tuple[Any, ...]
+) -> Any:
     match function.removeprefix("nvmlDeviceGet"):
         case "Name":
             return card.name
@@ -120,6 +123,8 @@ def _reading(card: Card, function: str, arguments: tuple[Any, ...]) -> Any:
             return SimpleNamespace(gpu=card.busy, memory=0)
         case "Temperature":
             return card.celsius
+        case "PowerUsage":
+            return card.milliwatts
         case "ComputeRunningProcesses":
             return running(card.compute)
         case "GraphicsRunningProcesses":

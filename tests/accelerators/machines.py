@@ -59,9 +59,9 @@ class Machine:
     def _command(self, command: str, body: str, status: int) -> None:
         tool, _, arguments = command.partition(" ")
         answers = self._answers.setdefault(tool, [])
-        said = self.tools / f".{tool}-{len(answers)}"
-        said.write_text(body)
-        answers.append((arguments, said, status))
+        answer_file = self.tools / f".{tool}-{len(answers)}"
+        answer_file.write_text(body)
+        answers.append((arguments, answer_file, status))
         cases = "".join(
             f"{shlex.quote(each)}) /bin/cat {shlex.quote(str(path))} >&{1 + bool(code)}; "
             f"exit {code};;\n"

@@ -17,7 +17,7 @@ from gpunb.accelerators import (
     take,
 )
 from gpunb.accelerators.simulated import logical
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 from tests.accelerators.fake_nvml import GIB, Card, FakeNvml
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -79,7 +79,7 @@ def test_the_variable_limits_the_devices(nvml):
         take(found.devices, 3, found.value, variable=found.variable)
 
 
-def test_hidden_devices_are_still_the_machines(nvml):
+def test_hidden_devices_count_as_hardware_of_the_machine(nvml):
     nvml(*CARDS)
     found = detect({"CUDA_VISIBLE_DEVICES": ""})
     assert found.devices == ()
@@ -87,7 +87,7 @@ def test_hidden_devices_are_still_the_machines(nvml):
     assert "hides all devices" in found.notes[0]
 
 
-def test_a_laptop():
+def test_a_machine_without_devices_has_one_note():
     found = detect({})
     assert found == Detection(notes=found.notes)
     (note,) = found.notes
@@ -103,7 +103,7 @@ def test_a_laptop_with_the_variable_set():
     assert (found.variable, found.value) == ("CUDA_VISIBLE_DEVICES", "1,3")
 
 
-def test_a_broken_driver_is_told_and_may_have_devices(nvml):
+def test_a_broken_driver_is_noted_and_may_have_devices(nvml):
     nvml(*CARDS, init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     found = detect({})
     assert found.devices == ()
@@ -111,7 +111,7 @@ def test_a_broken_driver_is_told_and_may_have_devices(nvml):
     assert "different versions" in found.notes[0]
 
 
-def test_a_lost_card_is_told(nvml):
+def test_a_lost_card_is_noted(nvml):
     nvml(CARDS[0], replace(CARDS[1], unreachable=pynvml.NVML_ERROR_GPU_IS_LOST))
     found = detect({})
     assert len(found.devices) == 1
@@ -129,13 +129,13 @@ def test_devices_of_two_vendors(nvml):
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_the_missing_library_of_another_vendor_is_no_news(nvml):
+def test_a_missing_library_of_another_vendor_is_not_noted(nvml):
     nvml(*CARDS)
     amd()
     assert detect({}).notes == ()
 
 
-def test_the_first_vendors_word_will_do_where_there_is_nothing():
+def test_without_devices_only_the_first_vendor_is_noted():
     amd()
     found = detect({})
     (note,) = found.notes
@@ -143,7 +143,7 @@ def test_the_first_vendors_word_will_do_where_there_is_nothing():
     assert found.absent == ("no AMD driver found",)
 
 
-def test_what_was_looked_for_beside_real_devices_is_known(nvml):
+def test_vendors_without_devices_are_absent_beside_real_devices(nvml):
     nvml(*CARDS)
     amd()
     assert detect({}).absent == ("no AMD driver found",)
@@ -175,7 +175,7 @@ def test_a_plug_in_that_fails_does_not_stop_the_others(nvml, raises):
     assert note.startswith(f"the accelerator plug-in 'amd' failed: {type(raises).__name__}: ")
 
 
-def test_a_vendors_failing_library_is_told_beside_real_devices(nvml):
+def test_a_failing_library_is_noted_beside_real_devices(nvml):
     nvml(*CARDS)
     amd(raises=DetectionError("the AMD driver does not answer"))
     assert detect({}).notes == ("the AMD driver does not answer",)
@@ -202,7 +202,7 @@ def test_a_plug_in_that_lists_a_device_twice():
     assert detect({}).devices == ()
 
 
-def test_a_package_that_does_not_load_is_told(nvml, plugins):
+def test_a_package_that_does_not_load_is_noted(nvml, plugins):
     nvml(*CARDS)
     plugins.add("broken", "no_such_package:Thing")
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_use_is_measured_for_all_vendors(nvml):
     assert measure([]) == {}
 
 
-def test_what_cannot_be_measured_is_unknown(nvml):
+def test_use_that_cannot_be_measured_is_unknown(nvml):
     nvml(replace(CARDS[0], used=GIB))
     plugin = amd(0)
 

@@ -34,7 +34,7 @@ def sees(*names, **options):
     return gpunb.get(look.remote())
 
 
-def test_what_there_is():
+def test_cluster_resources_lists_each_kind_of_device():
     assert gpunb.cluster_resources() == {
         "CPU": 2,
         "GPU": 3,
@@ -74,12 +74,12 @@ def test_the_ids_of_each_kind_in_an_actor():
     assert gpunb.get(actor.look.remote()) == {"GPU": [], "TPU": ["0"], "NPU": []}
 
 
-def test_a_part_of_such_a_device():
+def test_a_task_can_have_a_part_of_an_npu():
     names = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     assert sees(*names, resources={"NPU": 0.5}) == ([], ["0", ""])
 
 
-def test_an_actor_holds_them_until_it_ends():
+def test_an_actor_holds_other_devices_until_it_ends():
     @gpunb.remote(resources={"TPU": 4})
     class Holds:
         def chips(self):
@@ -102,7 +102,7 @@ def test_each_task_with_such_devices_has_a_fresh_process():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"resources": {"TPU": 3}}, "ask for one of 1, 2, 4, 8"),
         ({"resources": {"TPU": 8}}, "it asks for 8 TPU and there are 4"),
@@ -112,10 +112,10 @@ def test_each_task_with_such_devices_has_a_fresh_process():
         ({"num_gpus": 1, "min_memory": "100GiB"}, "no device has 100 GiB of memory"),
     ],
 )
-def test_what_can_never_be_met(options, says):
+def test_requests_that_can_never_be_met_are_refused(options, message):
     with pytest.raises(InfeasibleRequestError) as raised:
         gpunb.remote(**options)(os.getpid).remote()
-    assert says in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gpunb.accelerators import mps
-from gpunb.core.resources import Device
 from gpunb.exceptions import GpunbError
+from gpunb.scheduler.resources import Device
 from tests.sessions import ROOT, alive
 from tests.waiting import eventually
 
@@ -87,7 +87,7 @@ def pids(server: mps.Mps) -> list[int]:
     return [int(each) for each in (Path(server._folder) / "control.pid").read_text().split()]
 
 
-def test_it_runs_until_it_is_stopped(server):
+def test_mps_runs_until_it_is_stopped(server):
     running = pids(server)
     assert all(map(alive, running))
     folder = Path(server._folder)
@@ -98,7 +98,7 @@ def test_it_runs_until_it_is_stopped(server):
     server.stop()
 
 
-def test_a_fork_of_this_process_does_not_keep_it(server):
+def test_a_fork_of_this_process_does_not_keep_mps_running(server):
     running = pids(server)
     again = os.dup(server._guard.stdin.fileno())
     try:
@@ -108,15 +108,15 @@ def test_a_fork_of_this_process_does_not_keep_it(server):
         os.close(again)
 
 
-def test_it_is_shown_all_devices_in_the_order_of_the_bus(machine, monkeypatch):
+def test_mps_sees_all_devices_in_the_order_of_the_bus(machine, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     made = mps.start([CARD], release="6.8.0")
     made.stop()
-    (said,) = machine.started()
-    assert "[None, 'PCI_BUS_ID', '" in said
+    (printed,) = machine.started()
+    assert "[None, 'PCI_BUS_ID', '" in printed
 
 
-def test_one_that_does_not_quit_is_ended(machine, monkeypatch):
+def test_a_control_program_that_does_not_quit_is_killed(machine, monkeypatch):
     monkeypatch.setenv("MPS_STUBBORN", "1")
     monkeypatch.setattr(mps, "_STOP", 60.0)
     made = mps.start([CARD], release="6.8.0")
@@ -125,11 +125,11 @@ def test_one_that_does_not_quit_is_ended(machine, monkeypatch):
     eventually(lambda: not any(map(alive, running)), "all of them are gone")
 
 
-def test_it_ends_with_a_session_that_is_killed(machine):
+def test_mps_ends_with_a_killed_session(machine):
     text = f"""
         import sys
         from gpunb.accelerators import mps
-        from gpunb.core.resources import Device
+        from gpunb.scheduler.resources import Device
         made = mps.start([{CARD!r}], release="6.8.0")
         print(made._folder, flush=True)
         sys.stdin.read()
@@ -162,14 +162,14 @@ def test_a_client_is_limited_to_its_share(server):
     assert server.environment(Device("x", 0, "other"), 2500) == {}
 
 
-def test_that_it_cannot_start_is_said(machine, monkeypatch):
+def test_the_reason_of_a_failed_start_is_in_the_error(machine, monkeypatch):
     monkeypatch.setenv("MPS_FAILS", "1")
     with pytest.raises(GpunbError, match="it ended with status 1: no device can be used"):
         mps.start([CARD], release="6.8.0")
 
 
 @pytest.mark.parametrize(
-    ("devices", "release", "says"),
+    ("devices", "release", "message"),
     [
         ([], "6.8.0", "this session has no NVIDIA GPU"),
         ([CARD, SLICE], "6.8.0", "GPU MIG-1 is a MIG slice"),
@@ -178,19 +178,19 @@ def test_that_it_cannot_start_is_said(machine, monkeypatch):
     ],
     ids=["none", "mig", "old", "wsl"],
 )
-def test_where_it_cannot_work_it_is_refused(machine, devices, release, says):
-    with pytest.raises(GpunbError, match=says):
+def test_mps_is_refused_where_it_cannot_work(machine, devices, release, message):
+    with pytest.raises(GpunbError, match=message):
         mps.start(devices, release=release)
     assert not machine.started()
 
 
-def test_a_program_that_is_missing(tmp_path, monkeypatch):
+def test_mps_is_refused_without_its_program(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(GpunbError, match="nvidia-cuda-mps-control is not on PATH"):
         mps.start([CARD], release="6.8.0")
 
 
-def test_a_server_that_runs_already(server, monkeypatch):
+def test_mps_is_refused_beside_another_server(server, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", server._folder)
     with pytest.raises(GpunbError, match="an MPS server runs already"):
         mps.start([CARD], release="6.8.0")

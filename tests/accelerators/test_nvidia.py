@@ -18,7 +18,7 @@ from gpunb.accelerators import (
 )
 from gpunb.accelerators.nvidia import Nvidia
 from gpunb.accelerators.testing import AcceleratorSuite
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 from tests.accelerators.fake_nvml import GIB, Card, FakeNvml, running
 
 ERRORS = {name: value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
@@ -84,7 +84,7 @@ def test_a_real_gpu_is_measured():
     assert all(each.temperature is not None for each in usage.values())
 
 
-def test_a_device_is_read_whole(nvml):
+def test_all_facts_of_a_device_are_read(nvml):
     nvml(A100)
     plugin = Nvidia()
     assert plugin.devices() == [
@@ -130,7 +130,7 @@ def test_without_a_uuid_the_pci_address_or_the_index_is_the_key(nvml):
 
 
 @pytest.mark.parametrize("value", ["N/A", b"N/A", "", None, 7])
-def test_a_name_that_says_nothing(nvml, value):
+def test_an_empty_name_becomes_nvidia_gpu(nvml, value):
     nvml(replace(A100, answers={"nvmlDeviceGetName": value}))
     (device,) = Nvidia().devices()
     assert (device.name, device.type) == ("NVIDIA GPU", None)
@@ -241,7 +241,7 @@ def test_a_card_that_is_fine(nvml):
 
 
 @pytest.mark.parametrize(
-    ("function", "answer", "says"),
+    ("function", "answer", "message"),
     [
         ("nvmlDeviceGetTotalEccErrors", 1, "1 memory error that could not be corrected"),
         ("nvmlDeviceGetTotalEccErrors", 7, "7 memory errors that could not be corrected"),
@@ -250,21 +250,21 @@ def test_a_card_that_is_fine(nvml):
         ("nvmlDeviceGetRetiredPagesPendingStatus", 1, "memory pages wait to be retired"),
     ],
 )
-def test_a_card_with_faulty_memory(nvml, function, answer, says):
-    told = health(nvml, A100, **{function: answer})
-    assert says in told
-    assert not isinstance(told, Lost), "it can still be used"
+def test_a_card_with_faulty_memory(nvml, function, answer, message):
+    reported = health(nvml, A100, **{function: answer})
+    assert message in reported
+    assert not isinstance(reported, Lost), "it can still be used"
 
 
-def test_all_that_is_wrong_is_told(nvml):
+def test_all_faults_of_a_card_are_reported(nvml):
     answers = {"nvmlDeviceGetTotalEccErrors": 2, "nvmlDeviceGetRemappedRows": (0, 2, 1, 0)}
-    told = health(nvml, A100, **answers)
-    assert "2 memory errors" in told
-    assert "; faulty memory waits" in told
+    reported = health(nvml, A100, **answers)
+    assert "2 memory errors" in reported
+    assert "; faulty memory waits" in reported
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "message"),
     [
         (pynvml.NVML_ERROR_GPU_IS_LOST, "fallen off the bus"),
         (pynvml.NVML_ERROR_RESET_REQUIRED, "nvidia-smi --gpu-reset"),
@@ -274,22 +274,22 @@ def test_all_that_is_wrong_is_told(nvml):
     "function",
     ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows"],
 )
-def test_a_card_that_is_lost_while_it_is_asked(nvml, code, says, function):
+def test_a_card_that_is_lost_while_it_is_asked(nvml, code, message, function):
     nvml(A100)
     devices = Nvidia().devices()
     nvml(replace(A100, raises={function: code}))
-    told = Nvidia().health(devices)[A100.uuid]
-    assert says in told
-    assert isinstance(told, Lost)
+    reported = Nvidia().health(devices)[A100.uuid]
+    assert message in reported
+    assert isinstance(reported, Lost)
 
 
 def test_a_card_that_cannot_be_reached_any_more(nvml):
     nvml(A100, T4)
     devices = Nvidia().devices()
     nvml(A100, replace(T4, unreachable=pynvml.NVML_ERROR_GPU_IS_LOST))
-    told = Nvidia().health(devices)
-    assert told[A100.uuid] is None
-    assert "fallen off the bus" in told[T4_KEY]
+    reported = Nvidia().health(devices)
+    assert reported[A100.uuid] is None
+    assert "fallen off the bus" in reported[T4_KEY]
     nvml(A100)
     assert "does not list it any more" in Nvidia().health(devices)[T4_KEY]
 
@@ -298,18 +298,18 @@ def test_a_slice_is_as_healthy_as_its_card(nvml):
     sick = {**SPLIT.answers, "nvmlDeviceGetTotalEccErrors": 1}
     nvml(T4, replace(SPLIT, answers=sick))
     *parts, whole = Nvidia().devices()
-    told = Nvidia().health([whole, *parts])
-    assert told[whole.key] is None
-    assert all("could not be corrected" in told[part.key] for part in parts)
+    reported = Nvidia().health([whole, *parts])
+    assert reported[whole.key] is None
+    assert all("could not be corrected" in reported[part.key] for part in parts)
 
 
 def test_a_slice_that_was_taken_apart_is_gone(nvml):
     nvml(T4, SPLIT)
     first, second, _ = Nvidia().devices()
     nvml(T4, replace(SPLIT, slices=SLICES[:1]))
-    told = Nvidia().health([first, second])
-    assert told[first.key] is None
-    assert isinstance(told[second.key], Lost)
+    reported = Nvidia().health([first, second])
+    assert reported[first.key] is None
+    assert isinstance(reported[second.key], Lost)
 
 
 def test_health_without_a_driver_is_unknown(nvml):
@@ -319,7 +319,7 @@ def test_health_without_a_driver_is_unknown(nvml):
     assert Nvidia().health(devices) == {A100.uuid: None}
 
 
-def test_what_ails_devices_of_all_vendors(nvml):
+def test_faults_of_devices_of_all_vendors_are_collected(nvml):
     nvml(A100, replace(T4, answers={"nvmlDeviceGetRetiredPagesPendingStatus": 1}))
     devices = Nvidia().devices()
     stranger = replace(devices[0], key="tpu", vendor="no such vendor")
@@ -329,13 +329,13 @@ def test_what_ails_devices_of_all_vendors(nvml):
 # --------------------------------------------------------------------------------- capability
 
 
-@pytest.mark.parametrize(("answer", "told"), [((9, 0), "9.0"), ((12, 1), "12.1")])
-def test_the_compute_capability(nvml, answer, told):
+@pytest.mark.parametrize(("answer", "reported"), [((9, 0), "9.0"), ((12, 1), "12.1")])
+def test_the_compute_capability(nvml, answer, reported):
     nvml(replace(A100, answers={"nvmlDeviceGetCudaComputeCapability": answer}))
-    assert Nvidia().devices()[0].capability == told
+    assert Nvidia().devices()[0].capability == reported
 
 
-def test_a_capability_that_is_not_told(nvml):
+def test_an_unknown_compute_capability_is_none(nvml):
     nvml(A100)
     assert Nvidia().devices()[0].capability is None
 
@@ -351,7 +351,7 @@ def test_no_driver_library_is_an_empty_list_with_a_reason(nvml):
     assert note.startswith("no NVIDIA driver library (libnvidia-ml.so.1) found: ")
 
 
-def test_a_card_on_the_bus_without_its_driver_is_told(nvml, machine):
+def test_a_card_on_the_bus_without_its_driver_is_an_error(nvml, machine):
     for name, value in (("vendor", "0x10de"), ("device", "0x2684"), ("class", "0x030000")):
         machine.add(f"file /sys/bus/pci/devices/0000:01:00.0/{name}", value)
     nvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
@@ -377,7 +377,7 @@ def test_a_driver_without_gpus_is_an_empty_list_with_a_reason(nvml):
 
 
 @pytest.mark.parametrize("name", sorted(ERRORS.keys() - {"NVML_ERROR_LIBRARY_NOT_FOUND"}))
-def test_every_error_of_nvml_is_told(nvml, name):
+def test_every_error_of_nvml_becomes_a_detection_error(nvml, name):
     nvml(A100, init=ERRORS[name])
     with pytest.raises(DetectionError, match=r"the NVIDIA driver does not answer: .+ \(.+\)"):
         Nvidia().devices()
@@ -465,18 +465,21 @@ def measured(nvml, card):
     return usage
 
 
-def test_use_is_read_whole(nvml):
-    card = replace(A100, used=5 * GIB, busy=97, celsius=61, compute={17: 5 * GIB})
+def test_all_readings_of_the_use_are_read(nvml):
+    card = replace(
+        A100, used=5 * GIB, busy=97, celsius=61, milliwatts=211_600, compute={17: 5 * GIB}
+    )
     assert measured(nvml, card) == Usage(
         memory_used=5 * GIB,
         memory_total=40 * GIB,
         utilization=97,
         temperature=61,
         processes=(Process(17, 5 * GIB),),
+        power=212,
     )
 
 
-def test_zero_is_a_reading(nvml):
+def test_a_reading_of_zero_is_not_unknown(nvml):
     usage = measured(nvml, replace(A100, used=0, busy=0, celsius=0))
     assert (usage.memory_used, usage.utilization, usage.temperature) == (0, 0, 0)
 
@@ -486,13 +489,13 @@ def test_a_busy_device_is_a_hundred_percent_busy(nvml):
     assert measured(nvml, replace(A100, busy=101)).utilization is None
 
 
-def test_nobody_is_not_the_same_as_unknown(nvml):
+def test_no_processes_and_unknown_processes_differ(nvml):
     assert measured(nvml, A100).processes == ()
     unknown = {"nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION}
     assert measured(nvml, replace(A100, raises=unknown)).processes is None
 
 
-def test_who_draws_may_stay_unknown(nvml):
+def test_processes_that_draw_may_be_unknown(nvml):
     unknown = {"nvmlDeviceGetGraphicsRunningProcesses": pynvml.NVML_ERROR_NOT_SUPPORTED}
     assert measured(nvml, replace(A100, compute={17: 1}, raises=unknown)).processes == ((17, 1),)
 
@@ -541,6 +544,7 @@ READINGS = [
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetUtilizationRates",
     "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetGraphicsRunningProcesses",
 ]

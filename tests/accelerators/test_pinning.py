@@ -11,10 +11,10 @@ from gpunb.accelerators import (
     registered,
 )
 from gpunb.accelerators.simulated import logical
-from gpunb.core.options import PINNING
-from gpunb.core.resources import UNIT, Allocation, Device, Machine
-from gpunb.runtime.setup import Setups
-from gpunb.workers.messages import Setup
+from gpunb.engine.worker_setup import Setups
+from gpunb.protocol.messages import Setup
+from gpunb.scheduler.option_values import PINNING
+from gpunb.scheduler.resources import UNIT, Allocation, Device, Machine
 
 CUDA_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
@@ -72,7 +72,7 @@ def test_no_task_can_set_a_variable_that_pins():
     assert pinning - {"JAX_PLATFORMS"} == PINNING
 
 
-def test_a_task_cannot_set_the_variable_of_a_plug_in_that_nobody_knew():
+def test_a_task_cannot_set_the_variable_of_a_new_plug_in():
     machine = Machine((logical(0),), UNIT)
     setups = Setups(machine, lambda devices: {"MY_CARDS": ",".join(str(d.id) for d in devices)})
     extra = (("MY_CARDS", "7"), ("OTHER", "7"))
@@ -174,7 +174,7 @@ def test_the_dict_is_the_callers_own():
     assert pin_environment([nvidia(0)])["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-def test_a_plug_in_that_is_replaced_is_asked_again(plugins):
+def test_a_replaced_plug_in_changes_the_cached_environment(plugins):
     def define(value):
         class Amd(Accelerator):
             name = "amd"

@@ -65,7 +65,7 @@ def test_a_tool_that_answers(machine):
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("script", "message"),
     [
         ("exit 3", "smi failed with status 3: it said nothing"),
         ("echo first >&2; echo 'no device' >&2; exit 1", "smi failed with status 1: no device"),
@@ -73,11 +73,11 @@ def test_a_tool_that_answers(machine):
         ("kill -KILL $$", "smi crashed (SIGKILL)"),
     ],
 )
-def test_a_tool_that_fails(machine, script, says):
+def test_a_tool_that_fails(machine, script, message):
     tool(machine, "smi", script)
     with pytest.raises(ProbeError) as raised:
         probing.ask("smi")
-    assert str(raised.value) == says
+    assert str(raised.value) == message
 
 
 def test_a_tool_that_is_missing_or_cannot_start(machine):
@@ -122,15 +122,15 @@ def test_a_library_that_answers(machine):
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         ("raise RuntimeError('no driver')", "vendor failed with status 1: RuntimeError: no driver"),
         ("import os; os._exit(0)", "vendor did not answer"),
         ("import os; os.abort()", "vendor crashed (SIGABRT)"),
     ],
 )
-def test_a_library_that_does_not(machine, body, says):
+def test_a_library_that_does_not(machine, body, message):
     machine.add("python vendor", body)
     with pytest.raises(ProbeError) as raised:
         probing.ask_python("vendor", "import vendor\nfound = 1")
-    assert str(raised.value) == says
+    assert str(raised.value) == message

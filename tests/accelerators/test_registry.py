@@ -31,7 +31,7 @@ def test_nvidia_is_there_without_being_installed():
     assert find("nvidia") is Nvidia
 
 
-def test_devices_of_the_books_are_pinned_but_not_looked_for():
+def test_devices_without_hardware_are_pinned_but_not_detected():
     assert find("logical") is Logical
     assert find("simulated") is Simulated
     assert not {Logical, Simulated} & set(registered())
@@ -142,7 +142,7 @@ def test_a_package_that_exits_when_imported_is_broken(plugins, monkeypatch, tmp_
     assert "SystemExit: 3" in problem
 
 
-def test_metadata_that_cannot_be_read_is_told(monkeypatch):
+def test_metadata_that_cannot_be_read_is_a_problem(monkeypatch):
     def broken():
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 

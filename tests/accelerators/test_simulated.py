@@ -12,7 +12,7 @@ from gpunb.accelerators import (
 )
 from gpunb.accelerators.simulated import logical
 from gpunb.accelerators.testing import AcceleratorSuite
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 GIB = 2**30
 
@@ -122,11 +122,11 @@ def test_any_text_gives_devices_or_a_value_error(text):
     try:
         ids = [device.id for device in parse_simulate(text)]
     except ValueError as error:
-        told = str(error)
+        reported = str(error)
     else:
         assert ids == list(range(len(ids))) != []
         return
-    assert repr(text) in told
+    assert repr(text) in reported
 
 
 def test_use_is_the_memory_they_were_given():

@@ -6,7 +6,7 @@ import pytest
 
 from gpunb.accelerators import Accelerator, DetectionError, Process, Usage
 from gpunb.accelerators.testing import AcceleratorSuite
-from gpunb.core.resources import Device
+from gpunb.scheduler.resources import Device
 
 
 class Example(Accelerator):

@@ -17,7 +17,7 @@ TOML = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 pytestmark = pytest.mark.usefixtures("plugins")
 
-TOLD = [
+DEVICES = [
     {
         "index": at,
         "uuid": f"nimbus-{letter}",
@@ -36,7 +36,7 @@ def four(machine):
     """A machine with four Nimbus devices."""
     for at in range(4):
         machine.add(f"file /dev/nimbus{at}")
-    machine.add("run nimbus-smi --json", json.dumps(TOLD))
+    machine.add("run nimbus-smi --json", json.dumps(DEVICES))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def nimbus(tmp_path, monkeypatch):
     sys.modules.pop("nimbus_gpunb", None)
 
 
-def test_it_is_short():
+def test_the_plug_in_of_the_page_is_short():
     assert len(CODE) == 3
     assert len(CODE[0].splitlines()) < 100
 

@@ -211,8 +211,8 @@ def test_every_recording_is_of_a_vendor():
 @pytest.mark.parametrize("name", FOUND)
 def test_the_devices(name, machine, monkeypatch):
     devices = playing(machine, monkeypatch, name).devices()
-    told = [(d.id, d.key, d.name, d.type, d.memory, d.capability) for d in devices]
-    assert told == FOUND[name][1]
+    reported = [(d.id, d.key, d.name, d.type, d.memory, d.capability) for d in devices]
+    assert reported == FOUND[name][1]
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -253,7 +253,7 @@ class TestNothingThere(AcceleratorSuite):
     def make(self):
         return self.plugin()
 
-    def test_nothing_is_listed(self):
+    def test_a_machine_without_devices_lists_none(self):
         assert self.listed() == []
 
 
@@ -320,7 +320,7 @@ def test_an_amd_card_without_its_driver(machine):
         find("amd")().devices()
 
 
-def test_a_processors_own_graphics_is_told_of(machine):
+def test_a_processors_own_graphics_is_noted_and_left_out(machine):
     plugin = find("amd")()
     machine.play("amd-radeon-and-apu")
     plugin.devices()
@@ -338,8 +338,8 @@ def test_the_health_of_ascend_npus(machine):
     plugin = find("ascend")()
     machine.play("ascend-910b")
     first, second = plugin.devices()
-    told = plugin.health([first, second])
-    assert told == {first.key: None, second.key: "npu-smi says of its health: Warning"}
+    reported = plugin.health([first, second])
+    assert reported == {first.key: None, second.key: "npu-smi says of its health: Warning"}
 
 
 def test_the_use_of_ascend_npus(machine):
@@ -377,8 +377,10 @@ def test_the_use_and_health_of_neuron_cores(machine):
     usage = plugin.usage([first, second])
     assert usage[first.key] == Usage(2 * GIB, 16 * GIB, processes=(Process(4711, None),))
     assert usage[second.key] == Usage(None, 16 * GIB, processes=())
-    told = plugin.health([first, second])
-    assert set(told.values()) == {"3 memory errors that could not be corrected: reset the device"}
+    reported = plugin.health([first, second])
+    assert set(reported.values()) == {
+        "3 memory errors that could not be corrected: reset the device"
+    }
 
 
 def test_the_use_and_health_of_rebellions_npus(machine):
@@ -386,8 +388,8 @@ def test_the_use_and_health_of_rebellions_npus(machine):
     machine.play("rebellions-atom")
     first, second = plugin.devices()
     assert plugin.usage([second])[second.key] == Usage(GIB, 16877879296)
-    told = plugin.health([first, second])
-    assert told == {first.key: None, second.key: "rbln-stat says of its status: error"}
+    reported = plugin.health([first, second])
+    assert reported == {first.key: None, second.key: "rbln-stat says of its status: error"}
 
 
 def test_a_gaudi_card_that_is_being_reset(machine):
@@ -541,7 +543,7 @@ def test_neuron_devices_without_the_tool_and_with_an_old_driver(machine):
         find("neuron")().devices()
 
 
-def test_a_library_that_crashes_does_so_elsewhere(machine):
+def test_a_library_that_crashes_does_not_end_this_process(machine):
     machine.play("metax-library")
     machine.add("python pymxsml", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(DetectionError, match=r"pymxsml crashed \(SIGSEGV\)"):

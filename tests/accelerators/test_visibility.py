@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from gpunb.accelerators import declared, parse_simulate, take, visible
 from gpunb.accelerators.simulated import logical
-from gpunb.core.resources import UNIT, Device
+from gpunb.scheduler.resources import UNIT, Device
 
 UUIDS = ["GPU-1a2b3c4d-0", "GPU-1a2bffff-1", "GPU-9fb42d6f-2", "GPU-00000000-3"]
 MACHINE = tuple(
@@ -28,7 +28,7 @@ def notes(value, devices=MACHINE):
 # ------------------------------------------------------------------ the machine has devices
 
 
-def test_not_set_shows_all():
+def test_a_variable_that_is_not_set_shows_all_devices():
     assert visible(MACHINE, None) == (MACHINE, ())
     assert visible((), None) == ((), ())
 
@@ -105,7 +105,7 @@ def test_uuids_stay_as_written():
 
 
 @pytest.mark.parametrize("devices", [MACHINE, ()])
-def test_mig_slices_are_taken_as_they_stand(devices):
+def test_mig_slices_that_were_not_found_become_devices(devices):
     entries = ["MIG-5c89", "MIG-GPU-9fb42d6f-2/1/0"]
     found, _ = visible(devices, ",".join(entries))
     assert found == tuple(
@@ -135,16 +135,16 @@ def test_one_index_without_hardware():
     assert "id 7 is logical" in notes("7", ())[0]
 
 
-def test_uuids_without_a_driver_library_are_believed():
+def test_uuids_without_a_driver_library_become_devices():
     found, (note,) = visible((), "GPU-9f")
     assert found == (Device(key="GPU-9f", id="GPU-9f", name="GPU", vendor="nvidia"),)
     assert "taken as it stands" in note
 
 
 def test_the_list_ends_at_an_invalid_entry_without_hardware_too():
-    found, told = visible((), "2,x,3")
+    found, reported = visible((), "2,x,3")
     assert [device.id for device in found] == [2]
-    assert len(told) == 2
+    assert len(reported) == 2
 
 
 # ----------------------------------------------------------------------------------- take
@@ -178,14 +178,14 @@ def test_texts_ascend_after_numbers():
     assert taken(devices, None) == [9, 10, "GPU-a", "MIG-b"]
 
 
-def test_beyond_what_there_is_they_are_logical():
+def test_devices_beyond_the_existing_ones_are_logical():
     devices, (note,) = take(MACHINE[:2], 4, None)
     assert devices == (*MACHINE[:2], logical(2), logical(3))
     assert devices[3].memory is None
     assert note.startswith("num_gpus=4, but 2 devices found: ids 2 and 3 are logical")
 
 
-def test_on_a_laptop_all_are_logical():
+def test_without_hardware_all_devices_are_logical():
     devices, (note,) = take((), 1, None)
     assert devices == (logical(0),)
     assert note.startswith("num_gpus=1, but 0 devices found: id 0 is logical")
@@ -242,13 +242,13 @@ ENTRIES = ["0", "1", "3", "9", "-1", "", " 2", "GPU-9f", "GPU-1a2b", "GPU-1a2b3"
     st.sampled_from([MACHINE, MACHINE[:1], ()]),
 )
 def test_any_value_gives_different_devices_with_the_written_ids(value, devices):
-    found, told = visible(devices, value)
+    found, reported = visible(devices, value)
     assert len({device.key for device in found}) == len(found)
     written = [entry.strip() for entry in value.split(",")]
     for device in found:
         assert isinstance(device.id, int) or device.id in written
     if len(found) < len([entry for entry in written if entry]):
-        assert told, "devices left out without a note"
+        assert reported, "devices left out without a note"
 
 
 @given(st.lists(st.sampled_from("0123"), max_size=4).map(",".join), st.integers(0, 5))
@@ -296,6 +296,6 @@ def test_fewer_devices_of_another_kind_may_be_declared():
 
 
 @pytest.mark.parametrize("units", [4 * UNIT, UNIT // 2])
-def test_more_than_there_are_may_not(units):
+def test_more_devices_of_another_kind_than_there_are_are_refused(units):
     with pytest.raises(ValueError, match=r"but this machine has 3 TPU: declare a whole number"):
         declared((CARD, *TPUS), {"TPU": units})

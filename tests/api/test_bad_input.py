@@ -42,7 +42,7 @@ def two(started: None) -> Iterator[None]:
 
 def ours() -> set[int]:
     """The processes that the session knows: the zygotes and its workers."""
-    pool = gpunb.backend.existing().driver.pool
+    pool = gpunb.protocol.backend.existing().engine.pool
     known = {process.pid for process in pool.processes()}
     zygotes = {pid for pid in marked() if _comm(pid) in ("gpunb-zygote", "gpunb-preload")}
     return known | zygotes
@@ -237,7 +237,7 @@ BAD = [
     (call(raises(NeedsTwo, 1, 2)), NeedsTwo, "1 and 2"),
     (call(_locked), HidesError, "it went wrong"),
     (call(raises(KeyboardInterrupt)), TaskError, "KeyboardInterrupt"),
-    (call(raises(StopIteration)), TaskError, "StopIteration"),
+    (call(raises(StopIteration)), StopIteration, "StopIteration"),
     (call(raises(MemoryError, "too much")), MemoryError, "too much"),
     (call(_exits), TaskError, "SystemExit: 4"),
     (call(_dies), WorkerCrashedError, r"_dies \(#\d+\): its worker process \d+ .*status 3"),
@@ -500,7 +500,7 @@ def test_use_after_the_end(started):
         import gpunb
         gpunb.init(num_gpus=1, num_cpus=1, preload=())
         ref = gpunb.put(1)
-        current = gpunb.backend.existing()
+        current = gpunb.protocol.backend.existing()
         gpunb.shutdown()
         print(repr(ref), gpunb.get_gpu_ids(), gpunb.is_initialized())
         for use in (lambda: current.fetch([ref.id], 1), lambda: current.ask("status")):

@@ -54,11 +54,11 @@ def test_names_of_parameters_do_not_collide(executor):
     assert executor.submit(fn, self=1, fn=2, args=3, initializer=4).result(PATIENCE) == (1, 2, 3, 4)
 
 
-def test_it_runs_elsewhere(executor):
+def test_a_call_runs_in_another_process(executor):
     assert executor.submit(os.getpid).result(PATIENCE) != os.getpid()
 
 
-def test_an_exception(executor):
+def test_an_exception_of_a_call_is_that_of_its_future(executor):
     future = executor.submit(fail, "gone")
     with pytest.raises(LookupError, match="gone"):
         future.result(PATIENCE)
@@ -81,7 +81,7 @@ def test_a_crash_fails_alone(executor):
 
 @pytest.mark.parametrize(("options", "times"), [({}, 1), ({"max_retries": 2}, 3)])
 @pytest.mark.parametrize("kept", [0, 1])
-def test_a_call_that_crashes_is_made_once_unless_more_is_said(tmp_path, options, times, kept):
+def test_a_call_that_crashes_is_not_repeated_without_max_retries(tmp_path, options, times, kept):
     def crash():
         with (tmp_path / "made").open("a") as file:
             file.write("once\n")
@@ -120,7 +120,7 @@ def test_wait_and_as_completed(executor, tmp_path):
     assert list(concurrent.futures.as_completed([slow], PATIENCE)) == [slow]
 
 
-def test_states(tmp_path):
+def test_a_waiting_call_can_be_cancelled_and_a_running_one_cannot(tmp_path):
     gate = Gate(tmp_path)
     with gpunb.Executor(num_gpus=2) as executor:
         first, second = (executor.submit(through, gate, each) for each in (1, 2))
@@ -129,6 +129,9 @@ def test_states(tmp_path):
         assert not first.cancel()
         assert second.cancel()
         assert second.cancelled()
+        assert second.cancel()
+        assert concurrent.futures.wait([second], PATIENCE).done == {second}
+        assert list(concurrent.futures.as_completed([second], PATIENCE)) == [second]
         with pytest.raises(concurrent.futures.CancelledError):
             second.result()
         gate.open()
@@ -159,7 +162,7 @@ def test_callbacks_may_wait_for_others(executor):
     eventually(lambda: seen == [7])
 
 
-def test_at_most_so_many_at_once(tmp_path):
+def test_max_workers_limits_the_calls_at_once(tmp_path):
     gate = Gate(tmp_path)
     with gpunb.Executor(max_workers=1) as executor:
         futures = [executor.submit(through, gate, each) for each in range(4)]
@@ -198,7 +201,7 @@ def test_an_initializer_is_called_once_a_process():
     assert all(values == [7] for _, values in found)
 
 
-def test_after_shutdown(executor):
+def test_a_call_after_shutdown_is_refused(executor):
     future = executor.submit(add, 1)
     executor.shutdown()
     assert future.done()
@@ -207,7 +210,7 @@ def test_after_shutdown(executor):
     executor.shutdown()
 
 
-def test_shutdown_that_cancels(tmp_path):
+def test_shutdown_can_cancel_waiting_calls(tmp_path):
     gate = Gate(tmp_path)
     executor = gpunb.Executor(num_gpus=2)
     futures = [executor.submit(through, gate, each) for each in range(5)]
@@ -219,13 +222,13 @@ def test_shutdown_that_cancels(tmp_path):
     assert futures[0].result(0) == 0
 
 
-def test_what_can_never_run_says_so_at_once():
+def test_a_call_that_can_never_run_is_refused_at_once():
     with gpunb.Executor(num_gpus=3) as executor, pytest.raises(InfeasibleRequestError, match="3"):
         executor.submit(add, 1)
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "says"),
+    ("settings", "error", "message"),
     [
         ({"max_workers": 0}, ValueError, "max_workers=0"),
         ({"max_workers": 1.5}, TypeError, "max_workers"),
@@ -235,8 +238,8 @@ def test_what_can_never_run_says_so_at_once():
         ({"colour": 1}, ValueError, "colour"),
     ],
 )
-def test_bad_options(settings, error, says):
-    with pytest.raises(error, match=says):
+def test_bad_options(settings, error, message):
+    with pytest.raises(error, match=message):
         gpunb.Executor(**settings)
 
 
@@ -253,7 +256,7 @@ def waiting():
     return [job["name"] for job in gpunb.status()["waiting"]]
 
 
-def test_the_names_of_what_runs(tmp_path):
+def test_calls_have_the_names_of_their_functions(tmp_path):
     gate = Gate(tmp_path)
     with gpunb.Executor(num_gpus=1) as executor:
         executor.submit(through, gate)
@@ -274,7 +277,7 @@ def test_nothing_is_left_of_a_forgotten_executor():
     sessions.assert_idle()
 
 
-def test_what_was_handed_in_is_done_before_the_interpreter_ends(tmp_path):
+def test_submitted_calls_are_done_before_the_interpreter_ends(tmp_path):
     text = """
         import pathlib, sys, time, gpunb
 
@@ -290,3 +293,21 @@ def test_what_was_handed_in_is_done_before_the_interpreter_ends(tmp_path):
     ended = sessions.script(text.replace("PATH", repr(str(path))))
     assert (ended.returncode, ended.stderr) == (0, "")
     assert path.read_text() == "done"
+
+
+class RaisesWhilePickled:
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+
+def test_an_argument_that_cannot_be_pickled_leaves_nothing_queued():
+    with gpunb.Executor() as executor:
+        failed = executor.submit(abs, RaisesWhilePickled(SystemExit(3)))
+        with pytest.raises(TypeError, match=r"RaisesWhilePickled.* raised SystemExit: 3"):
+            failed.result(PATIENCE)
+        with pytest.raises(KeyboardInterrupt):
+            executor.submit(abs, RaisesWhilePickled(KeyboardInterrupt()))
+        assert executor.submit(abs, -1).result(PATIENCE) == 1

@@ -62,13 +62,13 @@ def in_processes():
     echo = multiprocessing.SimpleQueue()
     child = multiprocessing.Process(target=echo.put, args=("from a child",))
     child.start()
-    heard = echo.get()
+    received = echo.get()
     child.join()
     with multiprocessing.Pool(2) as pool:
         squares = pool.map(abs, [-1, -2])
     own = multiprocessing.current_process()
     about = own.name, multiprocessing.parent_process(), multiprocessing.get_start_method()
-    return about, heard, child.name, child.exitcode, squares
+    return about, received, child.name, child.exitcode, squares
 
 
 @gpunb.remote
@@ -104,7 +104,7 @@ def test_arguments_by_place_and_name(four):
     ]
 
 
-def test_get_keeps_the_order_and_takes_none(four):
+def test_get_keeps_the_order_and_accepts_an_empty_list(four):
     assert get([same.remote(i) for i in range(20)]) == list(range(20))
     assert gpunb.get([]) == []
 
@@ -121,7 +121,7 @@ def test_get_with_a_timeout(four, gate):
 
 
 @pytest.mark.parametrize("timeout", [-1, math.nan])
-def test_a_timeout_below_zero(four, timeout):
+def test_a_timeout_below_zero_is_refused(four, timeout):
     ref = gpunb.put(1)
     for wait in (lambda: gpunb.get(ref, timeout=timeout), lambda: ref.result(timeout)):
         with pytest.raises(ValueError, match="timeout"):
@@ -188,7 +188,7 @@ def test_a_failed_ref_is_ready(four):
     assert gpunb.wait([ref]) == ([ref], [])
 
 
-def test_wait_refuses(four):
+def test_wait_refuses_bad_arguments(four):
     ref = gpunb.put(1)
     with pytest.raises(TypeError, match="list"):
         gpunb.wait(ref)
@@ -208,7 +208,7 @@ def test_waiting_again_and_again_leaves_nothing_behind(four, gate):
         with pytest.raises(GetTimeoutError):
             gpunb.get(ref, timeout=0.0001)
         gpunb.wait([ref, gpunb.put(1)], num_returns=2, timeout=0.0001)
-    entry = gpunb.backend.existing().store.entry(ref.id)
+    entry = gpunb.protocol.backend.existing().store.entry(ref.id)
     assert len(entry.waiters) == 0
 
 
@@ -245,7 +245,7 @@ def test_many_refs_as_arguments(four):
     assert get(total.remote(*refs, **more)) == sum(range(250)) + sum(range(50))
 
 
-def test_what_follows_a_failure_fails_with_its_error(four):
+def test_a_task_with_a_failed_argument_fails_with_its_error(four):
     @gpunb.remote
     def fail():
         raise KeyError("the first")
@@ -292,7 +292,7 @@ def test_processes_of_a_task(four):
     )
 
 
-def test_in_a_task_everything_works(four, gate):
+def test_a_task_can_use_the_whole_api(four, gate):
     @gpunb.remote(num_cpus=0)
     def use(gate):
         late = hold.remote(gate, "inner")
@@ -354,7 +354,7 @@ def test_a_thread_that_still_waits_does_not_take_the_next_task(four, gate):
     assert get(pid.remote()) == process
 
 
-def test_what_a_thread_lets_go_of_late_is_let_go(four, gate):
+def test_a_ref_dropped_late_by_a_thread_is_freed(four, gate):
     @gpunb.remote
     def leave_a_thread(refs):
         def keep(ref):
@@ -370,7 +370,7 @@ def test_what_a_thread_lets_go_of_late_is_let_go(four, gate):
     gate.open()
 
 
-def test_the_loops_of_the_cpus_are_lent_and_the_gpus_are_not(four, gate):
+def test_a_task_that_waits_lends_its_cpus_and_not_its_gpus(four, gate):
     @gpunb.remote(num_gpus=4)
     def outer(gate):
         inner = on_gpu.remote()
@@ -420,14 +420,14 @@ def test_result_and_future(four):
 
 
 def test_a_callback_may_submit_but_not_wait(four, gate):
-    heard = []
+    received = []
 
     def callback(future):
         refs.append(add.remote(future.result()[0]))
         try:
             gpunb.get(blocked)
         except GpunbError as error:
-            heard.append(str(error))
+            received.append(str(error))
 
     refs = []
     ref, blocked = hold.remote(gate, 1), hold.remote(Gate(gate.folder / "x"), 2)
@@ -450,7 +450,7 @@ def test_equality_hash_and_pickling(four):
     assert len(ref.hex()) == 24
 
 
-def test_the_repr_says_how_it_stands(four, gate):
+def test_the_repr_of_a_ref_shows_its_state(four, gate):
     holder = hold.options(num_gpus=4, name="holder").remote(gate, "holder")
     gate.await_("holder")
     queued = on_gpu.remote()
@@ -503,14 +503,14 @@ def test_num_returns(four, number):
         assert refs[1].task_id == refs[0].task_id
 
 
-def test_another_number_of_results_than_announced(four):
+def test_a_wrong_number_of_results_is_an_error(four):
     refs = gpunb.remote(num_returns=2)(lambda: (1, 2, 3)).remote()
     for ref in refs:
         with pytest.raises(ValueError, match="num_returns=2, but returned 3"):
             get(ref)
 
 
-def test_a_name_is_shown(four):
+def test_the_name_option_is_shown_in_the_status(four):
     @gpunb.remote(name="chosen")
     def fail():
         raise ValueError
@@ -608,7 +608,7 @@ def test_a_cpu_worker_is_reused(four):
 # ------------------------------------------------------------------------------------------ cancel
 
 
-def test_cancel_what_is_queued(four, gate):
+def test_cancel_removes_a_queued_task(four, gate):
     holder = hold.options(num_gpus=4).remote(gate, "holder")
     gate.await_("holder")
     queued = on_gpu.remote()
@@ -669,7 +669,7 @@ def test_cancel_by_force(four, gate):
 
 
 @pytest.mark.parametrize("recursive", [True, False])
-def test_cancel_with_what_it_submitted(four, gate, recursive):
+def test_cancel_reaches_submitted_tasks(four, gate, recursive):
     @gpunb.remote(num_gpus=1)
     def parent(gate, box):
         box.append(hold.remote(gate, "child"))
@@ -692,7 +692,7 @@ def test_cancel_with_what_it_submitted(four, gate, recursive):
         assert get(child) == [1]
 
 
-def test_cancel_what_is_over_or_was_put(four):
+def test_cancel_of_a_finished_task_or_a_put_value_changes_nothing(four):
     ref = same.remote(1)
     assert get(ref) == 1
     gpunb.cancel(ref)
@@ -703,7 +703,7 @@ def test_cancel_what_is_over_or_was_put(four):
         gpunb.cancel(1)
 
 
-def test_a_cancelled_task_that_others_need(four, gate):
+def test_tasks_that_need_a_cancelled_task_fail(four, gate):
     ref = hold.remote(gate, 1)
     after = same.remote(ref)
     gate.await_(1)
@@ -758,7 +758,7 @@ def test_the_variables_are_set_before_anything_is_imported(four, tmp_path, monke
     assert get(look.remote()) == "0"
 
 
-def test_without_a_device_none_is_seen(four, monkeypatch):
+def test_a_task_without_a_device_sees_none(four, monkeypatch):
     @gpunb.remote
     def look():
         return gpunb.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -782,7 +782,7 @@ def test_four_quarters_run_at_once(four, gate):
     assert get(refs) == [[0]] * 4
 
 
-def test_halves_are_packed(four, gate):
+def test_two_halves_share_a_device(four, gate):
     refs = [hold.options(num_gpus=0.5).remote(gate, i) for i in range(3)]
     for i in range(3):
         gate.await_(i)
@@ -790,7 +790,7 @@ def test_halves_are_packed(four, gate):
     assert get(refs) == [[0], [0], [1]]
 
 
-def test_accelerator_types(four):
+def test_accelerator_types_choose_the_device(four):
     typed = {kind: on_gpu.options(accelerator_type=kind) for kind in ("V100", "A100")}
     assert get(typed["V100"].remote())[0] == [2]
     assert get(typed["A100"].remote())[0] == [0]
@@ -800,7 +800,7 @@ def test_accelerator_types(four):
         on_gpu.options(accelerator_type="H100").remote()
 
 
-def test_a_share_by_memory(four):
+def test_gpu_memory_gives_a_share_of_a_device(four):
     need = on_gpu.options(gpu_memory="20GiB")
     assert get(need.remote())[0] == [0]
     with pytest.raises(InfeasibleRequestError, match="GiB"):
@@ -837,7 +837,7 @@ def test_later_changes_of_the_kernel_are_seen(four, gpus, tmp_path, monkeypatch)
     assert get(gpunb.remote(os.getenv).remote("CUDA_VISIBLE_DEVICES")) == ""
 
 
-def test_random_streams_differ(four):
+def test_random_numbers_of_workers_differ(four):
     @gpunb.remote(num_gpus=0.25)
     def draw():
         return random.random()
@@ -920,7 +920,7 @@ def test_a_function_keeps_the_refs_that_it_refers_to(four):
     get(gate)
 
 
-def test_more_functions_than_a_worker_keeps(four):
+def test_a_worker_runs_more_functions_than_it_caches(four):
     def times(factor):
         return gpunb.remote(lambda x: x * factor)
 

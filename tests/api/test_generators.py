@@ -121,7 +121,7 @@ AsyncActor = gpunb.remote(Async)
 
 
 @both
-def test_one_by_one(four, gate):
+def test_results_come_one_by_one(four, gate):
     generator = stepped.remote(gate, 5)
     assert isinstance(generator, gpunb.ObjectRefGenerator)
     assert iter(generator) is generator
@@ -139,7 +139,7 @@ def test_one_by_one(four, gate):
 
 
 @both
-def test_of_actors(four):
+def test_methods_of_actors_can_be_generators(four):
     for actor in (Stepped.remote(), AsyncActor.remote()):
         assert taken(actor.count.remote(10)) == list(range(10))
     assert get(Stepped.remote().two.remote()) == [1, 2]
@@ -154,11 +154,11 @@ def test_of_actors(four):
         taken(asynchronous.fail.remote())
 
 
-def test_nothing_to_yield(four):
+def test_a_generator_without_results_ends_at_once(four):
     assert taken(count.remote(0)) == []
 
 
-def test_get_and_cancel_take_the_right_things(four):
+def test_a_generator_can_be_neither_got_nor_pickled(four):
     generator = count.remote(1)
     with pytest.raises(TypeError, match="ObjectRefGenerator"):
         gpunb.get(generator)
@@ -169,7 +169,7 @@ def test_get_and_cancel_take_the_right_things(four):
     assert taken(generator) == [0]
 
 
-def test_a_timeout_of_the_task(four):
+def test_a_timeout_of_the_task_ends_its_generator(four):
     @gpunb.remote(timeout=0.2)
     def slow():
         yield 1
@@ -202,7 +202,7 @@ def test_num_returns(four, tmp_path):
             yield 1
 
 
-def test_no_results_at_all_are_made_nevertheless(four, tmp_path):
+def test_a_generator_with_no_results_wanted_runs_to_its_end(four, tmp_path):
     @gpunb.remote(num_returns=0)
     def write(path):
         for n in range(3):
@@ -224,10 +224,215 @@ def test_dynamic(four):
     assert get(gpunb.remote(lambda many: gpunb.get(list(many))).remote(ref)) == [0, 1, 2, 3]
 
 
+@gpunb.remote
+def fails_after(n, marks=None):
+    if marks is not None:
+        (marks / str(len(list(marks.iterdir())))).touch()
+    yield from range(n)
+    raise KeyError("the end")
+
+
+@gpunb.remote
+class FailsAfter:
+    def sync(self, n):
+        yield from range(n)
+        raise KeyError("the end")
+
+
+class FailsAfterAsync:
+    async def asynchronous(self, n):
+        for each in range(n):
+            yield each
+        raise KeyError("the end")
+
+
+def failing(kind, n, returns):
+    """The refs of a generator that yields n values and fails: of a task, or of an actor's call."""
+    if kind == "task":
+        return None, fails_after.options(num_returns=returns).remote(n)
+    made = {
+        "sync": FailsAfter,
+        "threads": FailsAfter.options(max_concurrency=2),
+        "asynchronous": gpunb.remote(FailsAfterAsync),
+    }
+    actor = made[kind].remote()
+    name = "sync" if kind == "threads" else kind
+    return actor, getattr(actor, name).options(num_returns=returns).remote(n)
+
+
+KINDS = ["task", "sync", "threads", "asynchronous"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_results_before_an_error_are_kept(four, kind):
+    actor, refs = failing(kind, 1, 3)
+    assert get(refs[0]) == 0
+    for ref in refs[1:]:
+        with pytest.raises(KeyError, match="the end"):
+            get(ref)
+    del actor
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_ref_of_a_dynamic_generator_has_its_error(four, kind):
+    actor, ref = failing(kind, 2, "dynamic")
+    many = get(ref)
+    assert len(many) == 3
+    assert get(list(many)[:2]) == [0, 1]
+    with pytest.raises(KeyError, match="the end"):
+        get(many[2])
+    failed = gpunb.remote(lambda value: value).remote(many[2])
+    with pytest.raises(KeyError, match="the end"):
+        get(failed)
+    del actor
+
+
+def test_an_error_after_all_results_replaces_them(four):
+    """Otherwise nobody would see it."""
+    for ref in fails_after.options(num_returns=2).remote(2):
+        with pytest.raises(KeyError, match="the end"):
+            get(ref)
+
+
+def test_large_results_before_an_error_are_kept(four):
+    @gpunb.remote(num_returns=3)
+    def arrays():
+        import numpy as np
+
+        yield np.ones(1_000_000)
+        yield [gpunb.put(5)]
+        raise KeyError("the end")
+
+    first, second, third = arrays.remote()
+    assert get(first).sum() == 1_000_000
+    assert get(get(second)[0]) == 5
+    with pytest.raises(KeyError):
+        get(third)
+
+
+@pytest.mark.parametrize("returns", [3, "dynamic"])
+def test_a_failed_generator_is_tried_again_from_its_start(four, returns, tmp_path):
+    function = fails_after.options(num_returns=returns, max_retries=1, retry_exceptions=True)
+    found = function.remote(1, tmp_path)
+    refs = list(get(found)) if returns == "dynamic" else found
+    assert get(refs[0]) == 0
+    with pytest.raises(KeyError):
+        get(refs[1])
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_fewer_results_than_num_returns_end_with_an_error(four):
+    refs = count.options(num_returns=3).remote(2)
+    assert get(refs[:2]) == [0, 1]
+    with pytest.raises(ValueError, match="num_returns=3, but returned 2"):
+        get(refs[2])
+
+
+# ---------------------------------------------------------------------------------------- the end
+
+
+def test_completed_is_ready_when_the_task_has_ended(four, gate):
+    generator = stepped.remote(gate, 3)
+    done = generator.completed()
+    gate.await_("step")
+    assert gpunb.wait([done], timeout=0) == ([], [done])
+    assert repr(done).endswith(" completed>")
+    gate.open()
+    assert get(done) is None
+    assert get(
+        gpunb.remote(lambda value, ref: (value, gpunb.get(ref[0]))).remote(done, [done])
+    ) == (
+        None,
+        None,
+    )
+    assert taken(generator) == [0, 1, 2]
+
+
+def test_completed_outlives_its_generator(four, gate):
+    generator = stepped.remote(gate, 3)
+    gate.await_("step")
+    done = generator.completed()
+    del generator
+    gate.open()
+    assert get(done) is None
+    eventually(lambda: gpunb.status()["objects"]["objects"] == 0)
+
+
+def test_completed_raises_what_ended_the_task(four):
+    @gpunb.remote(max_retries=0)
+    def crash():
+        yield 1
+        os._exit(3)
+
+    with pytest.raises(WorkerCrashedError, match="status 3"):
+        get(crash.remote().completed())
+
+
+def test_a_task_can_wait_for_completed(four, gate):
+    generator = stepped.remote(gate, 3)
+    after = gpunb.remote(lambda done: done is None).remote(generator.completed())
+    gate.await_("step")
+    gate.open()
+    assert get(after)
+
+
+@gpunb.remote
+def steps_and_fails(gate):
+    yield 0
+    gate.enter("begun")
+    raise KeyError("the end")
+
+
+def test_a_task_can_wait_for_completed_of_a_generator_that_raises(four, gate):
+    generator = steps_and_fails.remote(gate)
+    after = gpunb.remote(lambda done: done is None).remote(generator.completed())
+    gate.await_("begun")
+    gate.open()
+    assert get(after)
+
+
+@pytest.mark.parametrize("returns", [3, "dynamic"])
+def test_tasks_that_wait_for_results_from_before_an_error_run(four, gate, returns):
+    identity = gpunb.remote(lambda *values: values)
+    found = steps_and_fails.options(num_returns=returns).remote(gate)
+    refs = found if isinstance(found, list) else [found]
+    kept, *lost = [identity.remote(ref) for ref in refs]
+    both = identity.remote(*refs)
+    gate.await_("begun")
+    gate.open()
+    if returns == "dynamic":
+        assert get(get(kept)[0][0]) == 0
+        assert len(get(both)[0]) == 2
+        return
+    assert get(kept) == (0,)
+    for ref in (*lost, both):
+        with pytest.raises(KeyError, match="the end"):
+            get(ref)
+
+
+def test_completed_in_a_task(four):
+    @gpunb.remote
+    def inner():
+        generator = count.remote(2)
+        return gpunb.get(generator.completed()), taken(generator)
+
+    assert get(inner.remote()) == (None, [0, 1])
+
+
+def test_nothing_is_ready_after_the_end(four):
+    generator = count.remote(1)
+    get(generator.completed())
+    assert generator.next_ready()
+    assert not generator.is_finished()
+    next(generator)
+    assert not generator.next_ready()
+    assert generator.is_finished()
+
+
 # --------------------------------------------------------------------------------------- failures
 
 
-def test_an_exception_comes_in_its_place(four):
+def test_an_exception_is_the_last_result(four):
     @gpunb.remote
     def fail(n):
         yield from range(n)
@@ -244,7 +449,7 @@ def test_an_exception_comes_in_its_place(four):
     assert [type(each) for each in fail.remote(0)] == [gpunb.ObjectRef]
 
 
-def test_what_cannot_be_pickled(four):
+def test_a_result_that_cannot_be_pickled_is_an_error_in_its_place(four):
     @gpunb.remote
     def mixed():
         yield 1
@@ -260,7 +465,7 @@ def test_what_cannot_be_pickled(four):
 
 
 @both
-def test_a_crash_in_the_middle(four):
+def test_a_crash_in_the_middle_is_the_last_result(four):
     @gpunb.remote(max_retries=0)
     def crash():
         yield 1
@@ -280,7 +485,7 @@ def test_a_crash_in_the_middle(four):
     assert list(generator) == []
 
 
-def test_a_retry_goes_on_where_it_was(four, tmp_path):
+def test_a_retry_repeats_no_result(four, tmp_path):
     @gpunb.remote(max_retries=2)
     def flaky(path, n):
         for each in range(n):
@@ -297,7 +502,7 @@ def test_a_retry_goes_on_where_it_was(four, tmp_path):
     assert sorted(attempt for _, attempt in found) == [attempt for _, attempt in found]
 
 
-def test_upstream_failed(four):
+def test_a_generator_with_a_failed_argument_fails(four):
     failed = gpunb.remote(lambda: 1 / 0).remote()
     with pytest.raises(ZeroDivisionError):
         taken(count.remote(failed))
@@ -306,7 +511,7 @@ def test_upstream_failed(four):
 # -------------------------------------------------------------------------------------- giving up
 
 
-def test_dropped_when_partly_taken(four, gate):
+def test_a_dropped_generator_frees_what_was_not_taken(four, gate):
     np = pytest.importorskip("numpy")
 
     @gpunb.remote
@@ -483,7 +688,7 @@ def test_giving_up_on_an_async_next_does_not_cancel(four, gate):
     assert asyncio.run(main()) == [0, 1, 2]
 
 
-def test_two_threads_share_one(four):
+def test_two_threads_can_share_a_generator(four):
     generator = count.remote(200)
     found, lock = [], threading.Lock()
 
@@ -516,7 +721,7 @@ def test_what_it_gives_is_passed_on_while_it_runs(four, gate):
 
 
 @both
-def test_taken_in_a_task(four):
+def test_a_task_can_take_results_of_a_generator(four):
     @gpunb.remote
     def total(n):
         generator = count.remote(n)
@@ -538,7 +743,7 @@ def test_taken_in_a_task(four):
     assert get(get(partly.remote())) == [0, 1]
 
 
-def test_taken_in_an_async_actor(four, gate):
+def test_an_async_actor_can_take_results_of_a_generator(four, gate):
     @gpunb.remote
     class Reader:
         async def read(self, n):
@@ -552,7 +757,7 @@ def test_taken_in_an_async_actor(four, gate):
     assert get(reader.of_an_actor.remote(counter, 10)) == list(range(10))
 
 
-def test_refs_among_the_values(four):
+def test_results_may_hold_refs(four):
     @gpunb.remote
     def refs(n):
         for each in range(n):
@@ -572,14 +777,14 @@ def test_a_generator_of_generators_work(four):
     assert taken(outer.remote(5)) == [0, 0, 1, 3, 6]
 
 
-def test_speed(four):
+def test_a_thousand_results_a_second_are_taken(four):
     n = 10_000
     begin = time.perf_counter()
     assert sum(get(ref) for ref in count.remote(n)) == sum(range(n))
     assert n / (time.perf_counter() - begin) > 1000  # on a busy machine; about 10 times that
 
 
-def test_the_consumer_may_be_slow(four):
+def test_a_slow_consumer_gets_every_result(four):
     """What is yielded waits in the kernel."""
     generator = count.remote(3000)
     eventually(lambda: not gpunb.status()["running"] and gpunb.status()["finished"])
@@ -587,7 +792,7 @@ def test_the_consumer_may_be_slow(four):
     assert len(taken(generator)) == 3000
 
 
-def test_stop_during_next(tmp_path):
+def test_an_interrupt_ends_a_wait_for_the_next_result(tmp_path):
     text = f"""
         import os, pathlib, threading, time, gpunb
 
@@ -605,8 +810,8 @@ def test_stop_during_next(tmp_path):
             gpunb.init(num_cpus=2, num_gpus=0, preload=())
             generator = slow.remote()
             print(gpunb.get(next(generator)))
-            (folder / "pid").write_text(str(os.getpid()))
             try:
+                (folder / "pid").write_text(str(os.getpid()))
                 next(generator)
             except KeyboardInterrupt:
                 print("stopped")

@@ -72,24 +72,24 @@ def test_a_batch_is_shown_as_joblibs_and_is_not_run_again(tmp_path):
     assert (tmp_path / "made").read_text() == "once "
 
 
-def test_fresh_processes_where_asked_for():
+def test_max_calls_1_gives_each_batch_a_fresh_process():
     with parallel_config("gpunb", num_gpus=0.5, max_calls=1):
         found = Parallel(batch_size=1)(delayed(where)(i) for i in range(4))
     assert len({pid for _, pid in found}) == 4
 
 
-def test_one_job_with_a_device_runs_there():
+def test_one_job_with_a_device_runs_in_a_worker():
     with parallel_config("gpunb", num_gpus=1, n_jobs=1):
         found = Parallel()(delayed(where)(i) for i in range(2))
     assert all(len(ids) == 1 for ids, _ in found)
 
 
-def test_one_job_without_a_device_runs_here():
+def test_one_job_without_a_device_runs_in_this_process():
     with parallel_config("gpunb", n_jobs=1):
         assert Parallel()(delayed(where)(0) for _ in range(2)) == [([], os.getpid())] * 2
 
 
-def test_what_a_call_raises():
+def test_an_exception_of_a_call_is_raised_by_parallel():
     with parallel_config("gpunb"), pytest.raises(LookupError, match="three"):
         Parallel()(delayed(fail)(i) for i in range(20))
     with parallel_config("gpunb"):
@@ -97,14 +97,14 @@ def test_what_a_call_raises():
     sessions.assert_idle()
 
 
-def test_one_after_the_other():
+def test_results_can_be_taken_as_they_come():
     with parallel_config("gpunb"):
         results = Parallel(return_as="generator")(delayed(square)(i) for i in range(10))
         assert next(results) == 0
         assert list(results) == [i * i for i in range(1, 10)]
 
 
-def test_in_time(tmp_path):
+def test_a_call_of_parallel_can_time_out(tmp_path):
     gate = Gate(tmp_path)
     with parallel_config("gpunb"), pytest.raises(multiprocessing.TimeoutError):
         Parallel(timeout=0.3)(delayed(gate.enter)(i) for i in range(2))
@@ -120,6 +120,16 @@ def test_calls_within_calls():
         assert Parallel()(delayed(rows)(n) for n in range(4)) == [
             [i * i for i in range(n)] for n in range(4)
         ]
+
+
+def test_calls_within_calls_may_use_the_backend_by_its_name():
+    def squares(n):
+        from joblib import Parallel, delayed
+
+        return Parallel(2, backend="gpunb")(delayed(pow)(i, 2) for i in range(n))
+
+    with parallel_config("gpunb", max_calls=1):
+        assert Parallel(2)(delayed(squares)(n) for n in range(2, 4)) == [[0, 1], [0, 1, 4]]
 
 
 def test_threads_within_a_call():
@@ -160,14 +170,14 @@ def test_a_grid_search():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [({"colour": 1}, "colour"), ({"num_gpus": 1.5}, "1.5")]
+    ("options", "expected_message"), [({"colour": 1}, "colour"), ({"num_gpus": 1.5}, "1.5")]
 )
-def test_bad_options(options, says):
-    with parallel_config("gpunb", **options), pytest.raises(ValueError, match=says):
+def test_bad_options(options, expected_message):
+    with parallel_config("gpunb", **options), pytest.raises(ValueError, match=expected_message):
         Parallel()(delayed(square)(i) for i in range(3))
 
 
-def test_an_interrupt_stops_what_runs(tmp_path):
+def test_an_interrupt_stops_running_batches(tmp_path):
     gate = Gate(tmp_path)
     stopped = threading.Event()
 
@@ -188,3 +198,53 @@ def test_an_interrupt_stops_what_runs(tmp_path):
     assert time.monotonic() - begin < 20
     sessions.assert_idle()
     assert gate.count() == 2
+
+
+def stop(x):
+    raise KeyboardInterrupt(x)
+
+
+def test_an_interrupt_raised_in_a_call_is_raised_by_parallel():
+    with parallel_config("gpunb"), pytest.raises(KeyboardInterrupt):
+        Parallel(2)(delayed(stop)(i) for i in range(3))
+    sessions.assert_idle()
+
+
+def test_fresh_script_needs_no_other_import():
+    text = """
+    import gpunb.joblib
+    from joblib import Parallel, delayed, effective_n_jobs, parallel_config
+
+    if __name__ == "__main__":
+        with parallel_config("gpunb"):
+            print(effective_n_jobs(-1), Parallel()(delayed(abs)(-i) for i in range(3)))
+    """
+    done = sessions.script(text, env={"GPUNB_NUM_CPUS": "2", "GPUNB_NUM_GPUS": "0"})
+    assert done.stdout == "2 [0, 1, 2]\n", done.stderr
+
+
+def test_worker_of_multiprocessing_does_the_work_itself_or_says_what_to_do():
+    text = """
+    import multiprocessing, os, warnings
+    from joblib import Parallel, delayed, parallel_config
+
+    def work(options):
+        import gpunb, gpunb.joblib
+        with warnings.catch_warnings(record=True) as noted, parallel_config("gpunb", **options):
+            warnings.simplefilter("always")
+            try:
+                own = set(Parallel(2)(delayed(os.getpid)() for _ in range(3))) == {os.getpid()}
+            except gpunb.exceptions.GpunbError as error:
+                return str(error)
+        return own, [str(each.message).partition(":")[0] for each in noted]
+
+    if __name__ == "__main__":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            for options in {}, {"num_gpus": 1}:
+                print(pool.apply(work, (options,)))
+    """
+    done = sessions.script(text, env={"GPUNB_NUM_CPUS": "2", "GPUNB_NUM_GPUS": "1"})
+    plain, with_device = done.stdout.splitlines()
+    expected_message = "a worker process of multiprocessing cannot have processes of its own"
+    assert plain == str((True, [expected_message])), done.stderr
+    assert with_device.startswith("gpunb cannot start in a worker process of multiprocessing")

@@ -19,7 +19,7 @@ def started(by_value):
         yield
 
 
-def test_dask():
+def test_dask_runs_its_tasks_on_an_executor():
     import dask
 
     @dask.delayed
@@ -41,7 +41,7 @@ def test_dask():
     sessions.assert_idle()
 
 
-def test_dask_hands_errors_on():
+def test_dask_raises_the_errors_of_its_tasks():
     import dask
 
     @dask.delayed
@@ -53,7 +53,7 @@ def test_dask_hands_errors_on():
     sessions.assert_idle()
 
 
-def test_optuna():
+def test_optuna_runs_trials_on_devices():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what it imports
         import optuna

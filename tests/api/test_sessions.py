@@ -35,7 +35,7 @@ def hold(path):
         time.sleep(0.005)
 
 
-def test_start_and_end(start):
+def test_a_session_starts_and_ends(start):
     assert not gpunb.is_initialized()
     gpunb.shutdown()
     started = start(num_gpus=2, num_cpus=3, resources={"licence": 2})
@@ -52,14 +52,14 @@ def test_start_and_end(start):
     assert not gpunb.is_initialized()
 
 
-def test_as_a_context(by_value):
+def test_a_session_ends_with_its_with_block(by_value):
     with gpunb.init(num_gpus=1, num_cpus=1, preload=()) as started:
         assert [each.id for each in started.devices] == [0]
         assert get(on_gpu.remote())[0] == [0]
     assert not gpunb.is_initialized()
 
 
-def test_one_session_after_the_other(start):
+def test_a_session_can_follow_another(start):
     start(num_gpus=1)
     old, put = on_gpu.remote(), gpunb.put("old")
     get(old)
@@ -80,7 +80,7 @@ def test_one_session_after_the_other(start):
     assert_idle()
 
 
-def test_ending_with_work_in_flight(start, tmp_path):
+def test_shutdown_ends_running_and_waiting_work(start, tmp_path):
     start(num_gpus=1)
     path = tmp_path / "running"
     refs = [hold.remote(path) for _ in range(3)]
@@ -106,7 +106,7 @@ def test_a_session_that_slept_wakes_up(start):
     assert get(same.remote(1), timeout=5) == 1
 
 
-def test_the_numbers_of_init(start, monkeypatch):
+def test_num_gpus_and_num_cpus_come_from_the_environment(start, monkeypatch):
     monkeypatch.setenv("GPUNB_NUM_GPUS", "3")
     monkeypatch.setenv("GPUNB_NUM_CPUS", "5")
     started = start(num_gpus=None, num_cpus=None)
@@ -147,7 +147,7 @@ def test_a_bad_init_starts_nothing(call, error, words):
     assert not gpunb.is_initialized()
 
 
-def test_bad_numbers_in_the_environment(monkeypatch):
+def test_bad_numbers_in_the_environment_are_refused(monkeypatch):
     for text in ("x", "-1", "1.5"):
         monkeypatch.setenv("GPUNB_NUM_GPUS", text)
         with pytest.raises(ValueError, match=f"^GPUNB_NUM_GPUS='{text}' must be a whole number"):
@@ -176,7 +176,7 @@ MAIN = """
 """
 
 
-def test_functions_of_main_and_an_implicit_start():
+def test_functions_of_main_start_a_session_by_themselves():
     done = script(
         MAIN + "        print(gpunb.get(f.remote(1)), gpunb.is_initialized())",
         env={"GPUNB_NUM_GPUS": "1", "GPUNB_NUM_CPUS": "2"},
@@ -230,3 +230,97 @@ def test_devices_may_be_left_visible():
     assert hidden.stdout == "\n", hidden
     shown = script(MAIN + body, env={"CUDA_VISIBLE_DEVICES": "0", "GPUNB_EXPOSE_GPUS_ON_ZERO": "1"})
     assert shown.stdout == "0\n", shown
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"), [("1", "4,7 4,7"), ("true", "4,7 4,7"), ("0", "0 "), ("", "0 ")]
+)
+def test_the_variable_of_devices_may_be_left_as_it_is(value, seen):
+    body = """
+        gpunb.init(simulate="2xA100", num_cpus=1, preload=())
+        _, ids, variable = gpunb.get(f.remote(1))
+        print(ids, variable, gpunb.get(g.remote()))
+    """
+    variable = {"CUDA_VISIBLE_DEVICES": "4,7", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": value}
+    done = script(MAIN + body, env=variable)
+    assert done.stdout == f"[0] {seen}\n", done
+
+
+def test_arguments_of_ray_that_mean_nothing_are_one_note(start):
+    started = start(log_to_driver=False, include_dashboard=False, _system_config={"a": 1})
+    (note,) = [each for each in started.notes if "log_to_driver" in each]
+    assert note.startswith("log_to_driver, include_dashboard, _system_config: taken as programs")
+    gpunb.shutdown()
+    started = start(local_mode=False, job_config=None)
+    assert not any("programs" in each for each in started.notes)
+
+
+def test_object_store_memory_is_object_memory(start):
+    start(object_store_memory=3_000_000)
+    with pytest.raises(gpunb.exceptions.OutOfMemoryError, match="object_memory"):
+        gpunb.put(bytes(4_000_000))
+
+
+@gpunb.remote
+class Named:
+    def variable(self, name):
+        return os.environ.get(name)
+
+
+def test_namespace_and_variables_end_with_their_session(start):
+    start(namespace="ours", runtime_env={"env_vars": {"OURS": "yes"}, "working_dir": "."})
+    kept = Named.options(name="kept").remote()
+    assert get(kept.variable.remote("OURS")) == "yes"
+    assert gpunb.get_runtime_context().namespace == "ours"
+    with pytest.raises(ValueError, match="kept"):
+        gpunb.get_actor("kept", namespace="default")
+    gpunb.shutdown()
+    start()
+    assert gpunb.get_runtime_context().namespace == "default"
+    assert get(Named.remote().variable.remote("OURS")) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"local_mode": True}, ValueError, "__wrapped__"),
+        ({"job_config": object()}, ValueError, "job_config"),
+        ({"runtime_env": {"pip": ["torch"]}}, ValueError, "'pip': only 'env_vars'"),
+        ({"runtime_env": {"conda": "x"}}, ValueError, "Install there what they need"),
+        ({"runtime_env": {"py_modules": ["x"]}}, ValueError, "'py_modules'"),
+        ({"runtime_env": {"working_dir": "/elsewhere"}}, ValueError, "'working_dir'"),
+        ({"runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "1"}}}, ValueError, "no task can"),
+        ({"namespace": ""}, ValueError, "namespace=''"),
+        ({"namespace": 1}, TypeError, "namespace must be a text"),
+        ({"namespace": "a\x1b[2J"}, ValueError, "control character"),
+        ({"object_store_memory": 10**9, "object_memory": "1GiB"}, ValueError, "mean the same"),
+        ({"log_to_drive": False}, TypeError, "did you mean 'log_to_driver'"),
+        ({"colour": 1}, TypeError, "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_arguments_of_ray_that_cannot_be_followed_are_refused(settings, kind, message):
+    with pytest.raises(kind, match=message):
+        gpunb.init(**settings)
+    assert not gpunb.is_initialized()
+
+
+def test_reused_worker_has_the_threads_of_its_task(start, monkeypatch):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    start(num_cpus=4, preload=("numpy",))
+
+    @gpunb.remote
+    def threads():
+        import numpy as np
+        import threadpoolctl
+
+        np.ones((2, 2)) @ np.ones((2, 2))
+        used = {each["num_threads"] for each in threadpoolctl.threadpool_info()}
+        return os.getpid(), os.environ["OMP_NUM_THREADS"], used
+
+    asked = [2, 1, 0.25, 4, 1, 3]
+    found = [get(threads.options(num_cpus=cpus).remote()) for cpus in asked]
+    assert len({pid for pid, _, _ in found}) == 1
+    counts = [2, 1, 1, 4, 1, 3]
+    assert [printed for _, printed, _ in found] == [str(each) for each in counts]
+    assert [used for _, _, used in found] == [{each} for each in counts]

@@ -14,15 +14,16 @@ import pytest
 
 import gpunb
 from gpunb.accelerators import Accelerator, Lost, Process, Usage, registry
-from gpunb.core import usage
-from gpunb.core.resources import Device
+from gpunb.engine import sampler, share_checks
 from gpunb.exceptions import (
     InfeasibleRequestError,
     OutOfMemoryError,
     TaskError,
     WorkerCrashedError,
 )
-from gpunb.runtime import leases, sampler, shares
+from gpunb.leases import leases
+from gpunb.scheduler import usage
+from gpunb.scheduler.resources import Device
 from tests.sessions import alive, session
 from tests.waiting import PATIENCE, Gate, eventually
 
@@ -49,7 +50,7 @@ class Acme(Accelerator):
         for each in self.folder.glob(f"{device.key}.*"):
             pid = int(each.suffix[1:])
             if alive(pid):
-                found.append(Process(pid, int(float(each.read_text() or 0) * GiB)))
+                found.append(Process(pid, int(float(each.read_text()) * GiB)))
         used = sum(each.memory or 0 for each in found) + self.stray
         return Usage(used, 40 * GiB, 50, 40, tuple(found))
 
@@ -57,11 +58,12 @@ class Acme(Accelerator):
         return {each.key: self.problems.get(each.key) for each in devices}
 
 
-def take(folder: Path, size: float, device: str = "acme-0") -> None:
-    """Have so many GiB of a device from now on."""
-    new = folder / f"new.{os.getpid()}"
+def take(folder: Path, size: float, device: str = "acme-0", pid: int | None = None) -> None:
+    """Have so many GiB of a device from now on; `pid` for another process than this one."""
+    pid = pid or os.getpid()
+    new = folder / f"new.{pid}"
     new.write_text(str(size))
-    new.rename(folder / f"{device}.{os.getpid()}")
+    new.rename(folder / f"{device}.{pid}")
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sampler, "hidden", lambda: False)
     monkeypatch.setattr(sampler, "HEALTH_EVERY", 1)
     for name, value in (("PERIOD", 0.02), ("BEFORE", 0.0), ("LINGER", 0.5), ("REST", 0.02)):
-        monkeypatch.setattr(shares, name, value)
+        monkeypatch.setattr(share_checks, name, value)
     monkeypatch.setattr(usage, "BACK_AFTER", 0.2)
     yield tmp_path
     registry._revision += 1
@@ -112,6 +114,11 @@ def facts(ref: gpunb.ObjectRef) -> dict[str, Any]:
     return jobs[ref.id[0]]
 
 
+def sampling() -> bool:
+    """Whether the thread runs that measures the devices."""
+    return any(each.name == "gpunb-sampler" for each in threading.enumerate())
+
+
 def warned(text: str) -> Callable[[], bool]:
     return lambda: any(text in each for each in gpunb.status()["warnings"])
 
@@ -119,7 +126,7 @@ def warned(text: str) -> Callable[[], bool]:
 # ---------------------------------------------------------------------------------------- figures
 
 
-def test_what_a_task_has_and_had(begin, folder, gate):
+def test_status_shows_the_memory_of_a_task_now_and_its_peak(begin, folder, gate):
     begin()
     ref = takes.remote(folder, 3, gate)
     eventually(lambda: facts(ref)["memory"]["now"] == 3 * GiB, "it is seen")
@@ -133,20 +140,19 @@ def test_what_a_task_has_and_had(begin, folder, gate):
     assert device["usage"]["temperature"] == 40
 
 
-def test_nobody_looks_when_nothing_runs(begin, folder):
+def test_sampler_thread_ends_when_nothing_runs(begin, folder):
     begin()
     gpunb.get(takes.remote(folder, 1))
-    local = gpunb.backend.existing()
-    eventually(lambda: not local.driver.sampler._sampler.running, "the thread ends")
+    eventually(lambda: not sampling(), "the thread ends")
 
 
-def test_cpu_tasks_are_not_looked_at(begin, folder):
+def test_sampler_does_not_run_for_a_task_without_a_device(begin, folder):
     begin()
-    kept = gpunb.backend.existing().driver.sampler
+    kept = gpunb.protocol.backend.existing().engine.sampler
     looking = kept._sampler
 
     def rests() -> bool:
-        return time.monotonic() - kept._asked_at > 2 * shares.LINGER and not looking.running
+        return time.monotonic() - kept._asked_at > 2 * share_checks.LINGER and not looking.running
 
     eventually(lambda: looking._last, "it was looked for other processes first")
     eventually(rests, "nobody looks any more")
@@ -156,18 +162,18 @@ def test_cpu_tasks_are_not_looked_at(begin, folder):
     assert looking._last == before
 
 
-def test_others_are_shown(begin, folder):
+def test_status_shows_processes_of_others_on_a_device(begin, folder):
     begin()
     parent = os.getppid()
-    (folder / f"acme-1.{parent}").write_text("7")
+    take(folder, 7, "acme-1", parent)
     (found,) = eventually(lambda: gpunb.status()["devices"][1]["others"], "it is seen")
     assert (found["pid"], found["memory"], found["kind"]) == (parent, 7 * GiB, "outsider")
     assert found["user"]
 
 
-def test_the_first_task_keeps_off_what_others_use(begin, folder, monkeypatch):
+def test_the_first_task_gets_a_device_that_no_other_process_uses(begin, folder, monkeypatch):
     monkeypatch.setattr(leases, "GLANCE", PATIENCE)
-    (folder / f"acme-0.{os.getppid()}").write_text("7")
+    take(folder, 7, "acme-0", os.getppid())
     begin()
     where = gpunb.remote(num_gpus=1)(gpunb.get_gpu_ids)
     assert gpunb.get(where.remote(), timeout=PATIENCE) == [1]
@@ -192,7 +198,7 @@ def test_the_first_task_does_not_wait_for_a_driver_that_is_slow(begin, folder, m
 # ------------------------------------------------------------------------------ beyond the share
 
 
-def test_a_task_that_takes_too_much_is_told_of_it(begin, folder, gate, capfd):
+def test_a_task_above_its_share_is_warned_about_once(begin, folder, gate, capfd):
     begin()
     ref = takes.remote(folder, 12, gate)
     eventually(warned("has 12 GiB of GPU 0, and its share of 0.25 is 10 GiB"), "a warning")
@@ -201,7 +207,7 @@ def test_a_task_that_takes_too_much_is_told_of_it(begin, folder, gate, capfd):
     assert capfd.readouterr().err.count("its share of 0.25 is 10 GiB") == 1
 
 
-def test_one_may_be_stopped_for_it(begin, folder, gate):
+def test_a_task_above_its_share_is_killed_with_share_kill(begin, folder, gate):
     begin(share="kill")
     modest = takes.remote(folder, 2, gate)
     greedy = takes.options(max_retries=3).remote(folder, 12, gate)
@@ -214,7 +220,7 @@ def test_one_may_be_stopped_for_it(begin, folder, gate):
     assert gate.count() <= 2, "it was tried again"
 
 
-def test_on_simulated_devices_too(gate):
+def test_a_task_above_its_share_is_killed_on_a_simulated_device_too(gate):
     def greedy():
         import types
 
@@ -234,7 +240,7 @@ def test_on_simulated_devices_too(gate):
             gpunb.get(ref, timeout=PATIENCE)
 
 
-def test_or_nothing_is_said(begin, folder, gate):
+def test_nothing_is_warned_with_share_off(begin, folder, gate):
     begin(share="off")
     ref = takes.remote(folder, 12, gate)
     eventually(lambda: facts(ref)["memory"]["now"] == 12 * GiB, "it is seen")
@@ -243,7 +249,7 @@ def test_or_nothing_is_said(begin, folder, gate):
     gpunb.get(ref)
 
 
-def test_a_device_that_a_task_was_not_given(begin, folder, gate):
+def test_a_task_on_a_device_of_another_is_warned_about(begin, folder, gate):
     begin()
     ref = takes.remote(folder, 1, gate, "acme-1")
     eventually(warned("uses GPU 1, which it was not given"), "a warning")
@@ -251,7 +257,7 @@ def test_a_device_that_a_task_was_not_given(begin, folder, gate):
     gpunb.get(ref)
 
 
-def test_the_notebooks_own_process(begin, folder, gate):
+def test_the_notebooks_own_process_on_a_device_is_warned_about(begin, folder, gate):
     begin()
     take(folder, 2)
     gpunb.get(takes.remote(folder, 1))
@@ -261,7 +267,7 @@ def test_the_notebooks_own_process(begin, folder, gate):
 # ------------------------------------------------------------------------------------- afterwards
 
 
-def test_memory_that_does_not_come_back(begin, folder, gate, monkeypatch):
+def test_memory_that_stays_used_after_a_task_is_warned_about(begin, folder, gate, monkeypatch):
     begin()
     ref = takes.remote(folder, 5, gate)
     eventually(lambda: facts(ref)["memory"]["now"] == 5 * GiB, "it is seen")
@@ -271,21 +277,21 @@ def test_memory_that_does_not_come_back(begin, folder, gate, monkeypatch):
     eventually(warned("is not back: 5 GiB are in use that no process is listed for"), "a warning")
 
 
-def test_memory_that_comes_back(begin, folder, gate):
+def test_memory_that_is_free_after_a_task_gives_no_warning(begin, folder, gate):
     begin()
     ref = takes.remote(folder, 5, gate)
     eventually(lambda: facts(ref)["memory"]["now"] == 5 * GiB, "it is seen")
     gate.open()
     gpunb.get(ref)
-    book = gpunb.backend.existing().driver.sampler._book
-    eventually(lambda: not book.waits and not book.holders, "it has come back")
+    book = gpunb.protocol.backend.existing().engine.sampler._book
+    eventually(lambda: not book.awaits_memory and not book.holders, "it has come back")
     assert gpunb.status()["warnings"] == []
 
 
 # ------------------------------------------------------------------------------------ lost devices
 
 
-def test_a_device_that_fails(begin, folder, gate, monkeypatch):
+def test_tasks_on_a_lost_device_fail_and_it_is_given_to_no_other(begin, folder, gate, monkeypatch):
     begin()
     ref = takes.options(num_gpus=1, max_retries=0).remote(folder, 1, gate)
     other = takes.options(num_gpus=1).remote(folder, 1, gate, "acme-1")
@@ -374,30 +380,30 @@ def simulated(start, tmp_path, monkeypatch):
     return begin
 
 
-def test_on_simulated_devices_workers_say_what_they_had(simulated):
+def test_on_simulated_devices_workers_report_their_peak(simulated):
     simulated()
     ref = computes.remote(6)
     gpunb.get(ref)
     assert facts(ref)["memory"]["peak"] == 6 * GiB
-    assert not gpunb.backend.existing().driver.sampler._sampler.running
+    assert not gpunb.protocol.backend.existing().engine.sampler._sampler.running
 
 
-def test_frameworks_are_told_the_share(simulated):
+def test_frameworks_are_told_the_share_of_the_task(simulated):
     simulated()
     assert gpunb.get(computes.remote(1)) == (0.2375, str(10 * GiB - 2**29))
 
 
-def test_a_whole_device_has_no_caps(simulated):
+def test_a_task_with_a_whole_device_has_no_caps(simulated):
     simulated()
     assert gpunb.get(computes.options(num_gpus=1).remote(1)) == (None, None)
 
 
-def test_a_task_may_do_without(simulated):
+def test_caps_false_of_a_task_sets_no_caps(simulated):
     simulated()
     assert gpunb.get(computes.options(caps=False).remote(1)) == (None, None)
 
 
-def test_an_actor_may_do_without(simulated):
+def test_caps_false_of_an_actor_sets_no_caps(simulated):
     simulated()
 
     @gpunb.remote(num_gpus=0.25)
@@ -409,33 +415,33 @@ def test_an_actor_may_do_without(simulated):
     assert gpunb.get(Holder.options(caps=False).remote().limit.remote()) is None
 
 
-def test_a_session_may_do_without(simulated):
+def test_caps_false_of_a_session_sets_no_caps(simulated):
     simulated(caps=False)
     assert gpunb.get(computes.remote(1)) == (None, None)
 
 
-def test_what_the_user_has_set_counts(simulated):
+def test_a_cap_that_the_user_has_set_stays(simulated):
     simulated()
     given = computes.options(runtime_env={"env_vars": {"CUPY_GPU_MEMORY_LIMIT": "50%"}})
     assert gpunb.get(given.remote(1))[1] == "50%"
 
 
-def test_an_error_for_want_of_memory_says_who_has_it(simulated):
+def test_an_out_of_memory_error_names_the_users_of_the_memory(simulated):
     simulated()
     with pytest.raises(TaskError, match="CUDA out of memory") as caught:
         gpunb.get(fails.options(name="train").remote(18))
-    said = str(caught.value)
-    assert "The memory of the devices when this was raised:" in said
-    assert "train has 9 GiB (share 0.25)" in said
+    printed = str(caught.value)
+    assert "The memory of the devices when this was raised:" in printed
+    assert "train has 9 GiB (share 0.25)" in printed
 
 
-def test_a_worker_that_says_too_much_is_too_much(simulated, capfd):
+def test_a_report_of_a_worker_above_its_share_is_warned_about(simulated, capfd):
     simulated()
     gpunb.get(computes.options(name="train").remote(24))
     eventually(warned("train has 12 GiB of GPU 0"), "a warning")
 
 
-def test_a_worker_says_it_again_and_again_where_the_device_does_not_tell(
+def test_a_worker_reports_its_memory_again_where_the_device_hides_it(
     begin, folder, gate, monkeypatch
 ):
     monkeypatch.setattr(sampler, "hidden", lambda: True)
@@ -458,25 +464,25 @@ def test_a_worker_says_it_again_and_again_where_the_device_does_not_tell(
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "says"),
+    ("settings", "kind", "message"),
     [
         ({"share": "stop"}, ValueError, "share='stop' must be one of 'warn', 'kill', 'off'"),
         ({"caps": 1}, TypeError, "caps must be True or False, not 1"),
         ({"mps": "yes"}, TypeError, "mps must be True or False, not 'yes'"),
     ],
 )
-def test_bad_settings(settings, kind, says):
-    with pytest.raises(kind, match=says):
+def test_bad_options_of_init_about_shares_are_refused(settings, kind, message):
+    with pytest.raises(kind, match=message):
         gpunb.init(**settings)
     assert not gpunb.is_initialized()
 
 
-def test_a_bad_option():
+def test_a_value_of_caps_that_is_no_bool_is_refused():
     with pytest.raises(TypeError, match="caps must be True or False, not 'no'"):
         gpunb.remote(caps="no")(len)
 
 
-def test_mps_without_a_device_for_it(monkeypatch):
+def test_mps_is_refused_without_an_nvidia_gpu(monkeypatch):
     with pytest.raises(gpunb.exceptions.GpunbError, match="this session has no NVIDIA GPU"):
         gpunb.init(simulate="1", mps=True)
     assert not gpunb.is_initialized()

@@ -1,7 +1,6 @@
 """JupyterLab and Notebook 7 in a real browser.
 
-Needs Chromium and playwright. Without them the tests skip, and the run says so at its end; with
-``GPUNB_REQUIRE_BROWSER=1`` they fail instead. ``GPUNB_TEST_BROWSER`` names the browser to use.
+Needs Chromium and playwright. ``GPUNB_TEST_BROWSER`` names the browser to use.
 """
 
 from __future__ import annotations
@@ -9,31 +8,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.browser.bare import SCREENSHOTS, Draw, drawn
 from tests.browser.jupyter import LABEXTENSION, Jupyter, Page, running
+from tests.needs import absent
 from tests.sessions import ROOT
 
 AXE = ROOT / "labextension/node_modules/axe-core/axe.min.js"
-SCREENSHOTS = Path(__file__).parent / "screenshots"
-
-_skipped: set[str] = set()
-
-
-def _absent(reason: str) -> None:
-    """Skip, or fail where a browser is required."""
-    if os.environ.get("GPUNB_REQUIRE_BROWSER", "0") not in ("", "0"):
-        pytest.fail(f"GPUNB_REQUIRE_BROWSER is set, and {reason}", pytrace=False)
-    _skipped.add(reason)
-    pytest.skip(reason)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    for reason in sorted(_skipped):
-        terminalreporter.write_line(f"THE BROWSER TESTS DID NOT RUN: {reason}.", red=True)
 
 
 @pytest.fixture(scope="package")
@@ -45,11 +29,11 @@ def executable() -> str:
         if found is None:
             pytest.fail(f"GPUNB_TEST_BROWSER is {asked!r}, and there is no such program")
         return found
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    _absent("no chromium, chromium-browser or google-chrome was found")
-    raise AssertionError
+    known = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, known)), None)
+    if found is None:
+        absent("browser", "no chromium, chromium-browser or google-chrome was found")
+    return found
 
 
 @pytest.fixture(scope="package")
@@ -58,7 +42,7 @@ def browser(executable: str) -> Iterator[Any]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        _absent("playwright is not installed")
+        absent("browser", "playwright is not installed")
     with sync_playwright() as playwright:
         options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         started = playwright.chromium.launch(executable_path=executable, args=options)
@@ -74,7 +58,7 @@ def jupyter(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         import jupyterlab  # noqa: F401
         import notebook  # noqa: F401
     except ImportError as error:
-        _absent(f"{error.name} is not installed")
+        absent("browser", f"{error.name} is not installed")
     with running(tmp_path_factory.mktemp("jupyter")) as server:
         yield server
 
@@ -112,18 +96,32 @@ def visit(browser: Any, jupyter: Jupyter) -> Iterator[Callable[..., Page]]:
         assert not page.errors, f"the page raised {page.errors}"
 
 
+@pytest.fixture
+def draw(browser: Any) -> Iterator[Draw]:
+    """Draws a snapshot in a bare page: `tests.browser.bare.drawn`."""
+    pages: list[Any] = []
+
+    def draw(facts: dict[str, Any], **options: Any) -> Any:
+        pages.append(drawn(browser, facts, **options))
+        return pages[-1]
+
+    yield draw
+    for page in pages:
+        page.context.close()
+
+
 @pytest.fixture(scope="package")
 def labextension() -> None:
     """Skips where the labextension is not built."""
     if not (LABEXTENSION / "package.json").exists():
-        _absent("the labextension is not built (make labextension, which needs Node 20)")
+        absent("browser", "the labextension is not built (make labextension, which needs Node 20)")
 
 
 @pytest.fixture(scope="package")
 def axe() -> Callable[..., None]:
     """Looks with axe-core for what keeps people out: ``axe(page, ".selector", ...)``."""
     if not AXE.exists():
-        _absent("axe-core is not installed (make labextension, which needs Node 20)")
+        absent("browser", "axe-core is not installed (make labextension, which needs Node 20)")
     text = AXE.read_text()
 
     def check(page: Page, *selectors: str) -> None:

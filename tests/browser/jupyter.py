@@ -189,6 +189,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             each.kill()
 
 
+# JupyterLab opens the file of the page's address once more after it restored the last layout, which
+# may be seconds later, and shows its tab then.
+NOTE_OPENED = """
+    const timer = setInterval(() => {
+        if (window.jupyterapp) {
+            clearInterval(timer);
+            window.jupyterapp.commands.commandExecuted.connect((_, { id, result }) => {
+                if (id === 'filebrowser:open-path') {
+                    result.then(() => { window.addressOpened = true; });
+                }
+            });
+        }
+    }, 10);
+"""
+
+
 class Page:
     """A notebook in a page; `page` is playwright's, `errors` what our scripts raised."""
 
@@ -199,6 +215,8 @@ class Page:
         self.path = ""
         self.page = context.new_page()
         self.page.set_default_timeout(PATIENCE * 1000)
+        if app == "lab":
+            self.page.add_init_script(NOTE_OPENED)
         self.errors: list[str] = []
         self.page.on("pageerror", self._raised)
 
@@ -215,10 +233,12 @@ class Page:
         self.set_theme(self.theme)
 
     def set_theme(self, theme: str) -> None:
-        """Make it ``"light"`` or ``"dark"``; the server remembers that."""
-        self.command("apputils:change-theme", {"theme": f"JupyterLab {theme.capitalize()}"})
-        light = str(theme == "light").lower()
-        self.page.wait_for_selector(f'body[data-jp-theme-light="{light}"]', state="attached")
+        """Make it ``"light"``, ``"dark"`` or ``"dark high contrast"``; the server remembers it."""
+        name = f"JupyterLab {theme.title()}"
+        self.command("apputils:change-theme", {"theme": name})
+        self.page.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached")
+        # JupyterLab dims the page while the theme changes, and for a moment after.
+        self.page.wait_for_selector("#jupyterlab-splash", state="detached")
 
     def reload(self) -> None:
         self.page.reload()
@@ -234,12 +254,23 @@ class Page:
                 return kernel && kernel.connectionStatus === 'connected' && kernel.info;
             }"""
         )
+        if self.app == "lab":
+            self.page.wait_for_function("() => window.addressOpened")
 
     def command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
         """Run a command of the application, without waiting for its end."""
         self.page.evaluate(
             "([name, args]) => { void window.jupyterapp.commands.execute(name, args); }",
             [name, arguments or {}],
+        )
+
+    def save(self) -> None:
+        """Save the notebook, again where its output changed while it was saved."""
+        self.page.wait_for_function(
+            """async () => {
+                await window.jupyterapp.commands.execute('docmanager:save');
+                return !window.jupyterapp.shell.currentWidget.context.model.dirty;
+            }"""
         )
 
     def cell(self, at: int) -> Any:

@@ -24,11 +24,20 @@ class Sidebar:
 
     def row(self, kind: str, text: str) -> Any:
         """A row of the list of that kind of job."""
+        unfold(self.node, kind)
         return self.has(f"section[aria-label='{kind}'] .gm-row", text)
 
     def notice(self, text: str) -> Any:
         """What stands above the lanes."""
         return self.has(".gpunb-notice", text)
+
+
+def unfold(node: Any, kind: str) -> None:
+    """Open a list of jobs of a panel or a widget, once it is there."""
+    heading = node.locator(f"section[aria-label='{kind}'] .gm-heading")
+    heading.wait_for()
+    if heading.get_attribute("aria-expanded") == "false":
+        heading.click()
 
 
 def badge(page: Page, at: int, text: str) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.browser.jupyter import Jupyter, Page
-from tests.browser.sidebar import Sidebar, badge, toast
-from tests.runtime import heads
+from tests.browser.sidebar import Sidebar, badge, toast, unfold
+from tests.head import heads
 from tests.waiting import Gate
 
 pytestmark = pytest.mark.usefixtures("labextension")
@@ -61,6 +61,7 @@ def test_all_is_there_in_an_attached_notebook(visit: Callable[..., Page], tmp_pa
         "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex === 1"
     )
     gate.open()
+    unfold(widget, "Finished")
     widget.locator("section[aria-label=Finished] .gm-row", has_text="away").wait_for()
     toast(page, "away is done after")
     page.cell(1).locator(".gpunb-badge").wait_for(state="detached")

@@ -129,16 +129,17 @@ def test_a_badge_is_clicked_whatever_happens_while_it_is_pressed(
     assert "cancelled" in ended or "failed" in ended
 
 
-def test_a_reload_brings_everything_back_and_a_job_leads_to_its_cell(
-    visit: Callable[..., Page], gate: Gate
+def test_a_reload_brings_everything_back_and_a_job_leads_to_its_cell_and_its_log(
+    visit: Callable[..., Page], gate: Gate, picture: Any, axe: Callable[..., None]
 ) -> None:
     fill = ["\n".join(["x = 1"] * 30)] * 3
-    page = visit([LOAD, waits(gate, "--bg -n lasting"), *fill])
+    says = 'for at in 1, 2, 3: print(f"\\x1b[31mred line {at}\\x1b[0m", flush=True)\n'
+    lasting = waits(gate, "--bg -n lasting").replace("while", f"{says}while") + 'print("the end")\n'
+    page = visit([LOAD, lasting, *fill])
     page.execute(0)
     page.execute(1)
     badge(page, 1, "GPU 0")
-    page.command("docmanager:save")
-    page.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    page.save()
     page.reload()
     badge(page, 1, "GPU 0")
     sidebar = Sidebar(page)
@@ -155,14 +156,50 @@ def test_a_reload_brings_everything_back_and_a_job_leads_to_its_cell(
         "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex === 1"
     )
     row.get_by_role("button", name="Logs").click()
-    sidebar.has(".gm-log", "lasting")
+    log = page.page.locator(".gpunb-log-text")
+    log.filter(has_text="red line 2").wait_for()
+    tab = page.page.locator(".jp-MainAreaWidget", has=log)
+    assert page.page.locator(".lm-TabBar-tab.jp-mod-current", has_text="#1 lasting").count()
+    red = log.locator("span", has_text="red line 2")
+    assert red.evaluate("each => getComputedStyle(each).color") != "rgb(0, 0, 0)"
+    tab.get_by_label("Search the output").fill("LINE")
+    tab.get_by_text("1 of 3").wait_for()
+    page.page.keyboard.press("Enter")
+    tab.get_by_text("2 of 3").wait_for()
+    assert not tab.get_by_label("Follow").is_checked(), "or the next line would lead away"
+    with page.page.expect_download() as saved:
+        tab.get_by_role("button", name="Download the output").click()
+    assert "line 3" in Path(saved.value.path()).read_text()
+    tab.get_by_label("Follow").check()
+    gate.open()
+    log.filter(has_text="the end").wait_for()
+    axe(page, ".gpunb-log", ".gpunb-log-search", ".gpunb-log-follow")
+    picture(page, "lab-log")
 
 
-def test_a_cell_is_run_on_a_share(visit: Callable[..., Page]) -> None:
+def test_a_cell_is_run_on_a_share_and_the_first_one_is_inserted(
+    visit: Callable[..., Page], axe: Callable[..., None]
+) -> None:
     page = visit(["import gpunb\nprint('on', gpunb.get_gpu_ids())"])
+    sidebar = Sidebar(page)
+    axe(page, ".gpunb-panel")
+    sidebar.notice("No kernel uses gpunb now").get_by_role("button").click()
+    page.page.wait_for_function(
+        """() => window.jupyterapp.shell.currentWidget.content.widgets
+            .map(each => each.model.sharedModel.source).slice(1).join('|')
+            === '%load_ext gpunb|%%gpu 0.5\\n'"""
+    )
+    page.cell(0).locator(".jp-InputArea-editor").click()
     page.cell(0).locator(".jp-InputArea-editor").click(button="right")
     page.page.locator(".lm-Menu-item").filter(has_text="Run Cell on GPU").click()
     asked = page.page.locator(".jp-Dialog input")
+    free = page.page.get_by_label("What is free").locator("li")
+    assert [each.inner_text().split() for each in free.all()] == [
+        ["GPU", str(at), "1", "free"] for at in (0, 1)
+    ]
+    axe(page, ".gpunb-share")
+    page.page.locator(".gpunb-choices").get_by_role("button", name="0.5").click()
+    assert asked.input_value() == "0.5"
     asked.fill("0.25")
     asked.press("Enter")
     page.done(0)
@@ -244,15 +281,15 @@ def test_what_waits_and_what_is_over_leads_to_its_cell(
     page.execute(5)
     row.wait_for(state="detached")
     row = sidebar.row("Finished", "session s1")
-    assert "GPU 0 (0.25)" in row.inner_text()
-    assert "■" in row.inner_text()
+    assert "GPU 0 (0.25)" in row.get_attribute("aria-label")
+    row.get_by_role("img", name="cancelled").wait_for()
     _leads(page, row, 1)
     _leads(page, sidebar.row("Waiting", "both"), 4)
     _leads(page, sidebar.row("Finished", "bad"), 2)
     page.execute(6)
     badge(page, 6, "waits").get_by_role("button").click()
     cancelled = sidebar.row("Finished", "both")
-    assert "CPU" not in cancelled.inner_text(), "it never ran"
+    assert "CPU" not in cancelled.get_attribute("aria-label"), "it never ran"
     _leads(page, cancelled, 6)
     notice = page.page.locator(".Toastify__toast").filter(has_text="was cancelled")
     notice.wait_for()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.jupyter import Page
+from tests.browser.sidebar import unfold
 from tests.waiting import Gate
 
 WAITS = """\
@@ -46,6 +47,12 @@ def seen(page: Page, selector: str, text: str) -> Any:
     return found
 
 
+def over(page: Page, text: str) -> Any:
+    """The row of a job that is over."""
+    unfold(shown(page), "Finished")
+    return seen(page, "section[aria-label=Finished] .gm-row", text)
+
+
 def test_two_halves_run_side_by_side_and_the_third_waits(
     visit: Callable[..., Page], gate: Gate, picture: Any
 ) -> None:
@@ -65,7 +72,7 @@ def test_two_halves_run_side_by_side_and_the_third_waits(
     assert "needs 2 whole GPUs" in row.inner_text() or "needs 2" in row.inner_text()
     picture(page, "monitor")
     gate.open()
-    seen(page, "section[aria-label=Finished] .gm-row", "whole")
+    over(page, "whole")
 
 
 def test_a_job_is_killed_while_a_cell_keeps_the_kernel(
@@ -92,24 +99,28 @@ def test_a_job_is_killed_while_a_cell_keeps_the_kernel(
     )
     page.page.keyboard.press("Escape")
     kill.wait_for()
-    assert page.page.evaluate("document.activeElement.textContent") == "Kill"
+    assert page.page.evaluate("document.activeElement.getAttribute('aria-label')") == (
+        "Kill #1 victim"
+    )
     page.page.keyboard.press("Enter")
     page.page.keyboard.press("Enter")
-    ended = seen(page, "section[aria-label=Finished] .gm-row", "victim")
+    ended = over(page, "victim")
     assert "cancelled" in ended.inner_text()
     assert "[*]" in page.cell(2).inner_text(), "the cell goes on"
     gate.open()
     page.done(2)
 
 
-def test_a_session_of_cells_is_ended(visit: Callable[..., Page]) -> None:
+def test_a_session_of_cells_is_ended_with_the_keyboard(visit: Callable[..., Page]) -> None:
+    """Whose keys are shortcuts of the notebook elsewhere."""
     page = visit([OPEN, "%%gpu 0.5 --session kept\nx = 1"])
     page.execute(0)
     page.execute(1)
     row = seen(page, "section[aria-label='Actors and sessions'] .gm-row", "session kept")
     seen(page, ".gm-part", "session kept")
-    row.get_by_role("button", name="Kill").click()
-    row.get_by_role("button", name="Yes").click()
+    shown(page).locator(".gm-heading").first.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowLeft", "Delete", "Enter"):
+        page.page.keyboard.press(key)
     row.wait_for(state="hidden")
     seen(page, ".gm-part", "1 free")
 
@@ -119,9 +130,8 @@ def test_a_reload_brings_it_back(visit: Callable[..., Page], gate: Gate) -> None
     page.execute(0)
     page.execute(1)
     seen(page, ".gm-part", "lasting")
-    page.command("docmanager:save")
-    page.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    page.save()
     page.reload()
     seen(page, ".gm-part", "lasting")
     gate.open()
-    seen(page, "section[aria-label=Finished] .gm-row", "lasting")
+    over(page, "lasting")

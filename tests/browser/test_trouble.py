@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 
 from benchmarks.pictures import picture as snapshot
 from tests.browser.jupyter import LABEXTENSION, TOKEN, Page, running
+from tests.browser.pretence import Pretence
 from tests.browser.sidebar import Sidebar
 from tests.browser.speed import check_updates
 
@@ -19,36 +18,6 @@ pytestmark = pytest.mark.usefixtures("labextension")
 
 LARGEST = 150_000
 """Bytes of JavaScript that a page loads for the extension at most."""
-
-
-class Pretence:
-    """A server that is not as it should be."""
-
-    def __init__(self) -> None:
-        self.status = 404
-        self.said: dict[str, Any] | None = None
-
-    def prepare(self, context: Any) -> None:
-        context.route_web_socket(re.compile("gpunb/api/changes"), self._socket)
-        context.route("**/gpunb/api/machine*", self._answer)
-
-    def retry(self, page: Page, status: int = 404, said: dict[str, Any] | None = None) -> None:
-        """Be otherwise from now on, and have the page try again at once."""
-        self.status, self.said = status, said
-        page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-
-    def _socket(self, socket: Any) -> None:
-        if self.said is None:
-            socket.close()
-        else:
-            whole = {"sessions": {}, "gone": [], "whole": True, "machine": self.said}
-            socket.send(json.dumps(whole))
-
-    def _answer(self, route: Any) -> None:
-        if self.status:
-            route.fulfill(status=self.status, body="{}")
-        else:
-            route.abort()
 
 
 def test_whatever_is_missing_is_said_with_what_to_do(visit: Callable[..., Page]) -> None:
@@ -63,7 +32,7 @@ def test_whatever_is_missing_is_said_with_what_to_do(visit: Callable[..., Page])
     sidebar.notice("The Jupyter server does not answer")
     assert page.page.locator(".gpunb-status").inner_text() == "GPU ?"
     none = {"devices": [], "notes": ["NVML is not installed"], "problem": None}
-    pretence.retry(page, said=none)
+    pretence.retry(page, machine=none)
     notice = sidebar.notice("No GPU was found. NVML is not installed.")
     assert "gpunb doctor" in notice.inner_text()
 
@@ -81,10 +50,26 @@ def test_a_server_that_dies_is_said(browser: Any, tmp_path: Path) -> None:
         context.close()
 
 
+LATE = """() => {
+    // The panel is closed; what it hears was sent nine seconds ago.
+    const { shell } = window.jupyterapp;
+    const panel = [...shell.widgets('right')].find((each) => each.id === 'gpunb-panel');
+    const time = Date.now() / 1000 - 9;
+    const job = { id: 1, name: 'train', state: 'running', seconds: 3, devices: [], memory: {} };
+    const session = { time, session: { pid: 7 }, devices: [], running: [job] };
+    panel.connection.hear({ time, sessions: { 7: session }, gone: [], whole: true });
+}"""
+
+
 def test_an_update_takes_less_than_a_frame(visit: Callable[..., Page]) -> None:
-    """All of it: state, lanes, status bar and badges, with 16 devices and 500 jobs."""
+    """All of it: state, lanes, status bar and badges, with 16 devices and 500 jobs. And a panel
+    that is opened late has the right times from its first drawing on, and a hidden one draws
+    nothing."""
     page = visit([])
-    Sidebar(page).notice("No kernel")
+    page.page.locator(".gpunb-status").filter(has_text="GPU 0/2").wait_for()
+    page.page.evaluate(LATE)
+    time = Sidebar(page).row("Running", "train").locator(".gm-time")
+    assert 12 <= int(time.inner_text().removesuffix(" s")) <= 20
     update = """(each) => {
         const { shell } = window.jupyterapp;
         const panel = [...shell.widgets('right')].find((each) => each.id === 'gpunb-panel');
@@ -93,6 +78,10 @@ def test_an_update_takes_less_than_a_frame(visit: Callable[..., Page]) -> None:
     }"""
     check_updates(page.page, update, [snapshot(turn=turn) for turn in range(12)])
     assert page.page.locator(".gpunb-panel .gm-device").count() == 16
+    page.page.evaluate("window.jupyterapp.shell.collapseRight()")
+    page.page.locator(".gpunb-panel").wait_for(state="hidden")
+    page.page.evaluate(f"each => ({update})(each)", snapshot(turn=12))
+    assert page.page.locator(".gpunb-panel .gpunb-monitor").count() == 0, "nobody sees it"
 
 
 def test_little_is_shipped() -> None:

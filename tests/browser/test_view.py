@@ -3,59 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from benchmarks.pictures import GIB
 from benchmarks.pictures import picture as snapshot
-from tests.browser.conftest import SCREENSHOTS
+from tests.browser.bare import Draw, compare
+from tests.browser.sidebar import unfold
 from tests.browser.speed import check_updates
+from tests.browser.test_groups import together
 from tests.sessions import ROOT
 
-MONITOR = ROOT / "gpunb" / "notebook" / "monitor"
 AXE = ROOT / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
-
-PAGE = """
-<!doctype html><html lang="en"><head><title>The picture</title><style>{css}
-body {{ margin: 0; background: light-dark(#fff, #1e1e1e); color-scheme: light dark;
-    color: light-dark(#111, #eee); }}
-</style></head><body><main><h1>The picture</h1><div id="here"></div></main></body></html>
-"""
-
-DRAW = """
-async ([code, snapshot]) => {
-    const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
-    window.view_ = await import(url);
-    window.asked = [];
-    const note = (name) => async (...what) => { window.asked.push([name, ...what]); };
-    const actions = { cancel: note("cancel"), interrupt: note("interrupt"), kill: note("kill"),
-        goTo: note("goTo"), logs: async (job) => `the log of ${job}` };
-    window.drawn = window.view_.render(document.getElementById("here"), snapshot, { actions });
-}
-"""
-
-Draw = Callable[..., Any]
-
-
-@pytest.fixture
-def draw(browser: Any) -> Iterator[Draw]:
-    """Draws a snapshot in a page; `width` of the page, `dark` or not."""
-    contexts = []
-
-    def drawn(facts: dict[str, Any], *, width: int = 900, dark: bool = False) -> Any:
-        scheme = "dark" if dark else "light"
-        size = {"width": width, "height": 900}
-        contexts.append(browser.new_context(viewport=size, color_scheme=scheme))
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: pytest.fail(str(error)))
-        page.set_content(PAGE.format(css=(MONITOR / "view.css").read_text()))
-        page.evaluate(DRAW, [(MONITOR / "view.js").read_text(), facts])
-        return page
-
-    yield drawn
-    for context in contexts:
-        context.close()
 
 
 def test_an_update_is_drawn_within_a_frame(draw: Draw) -> None:
@@ -69,7 +29,9 @@ def test_an_update_without_news_changes_nothing(draw: Draw) -> None:
     page = draw(snapshot())
     changes = page.evaluate(
         """async facts => {
-            window.drawn.update(facts);  // the times shown are of this moment again
+            const now = Date.now();
+            Date.now = () => now;  // no time passes, so no text grows
+            window.drawn.update(facts);
             const seen = [];
             const observer = new MutationObserver(each => seen.push(...each));
             observer.observe(document.body,
@@ -82,6 +44,38 @@ def test_an_update_without_news_changes_nothing(draw: Draw) -> None:
         snapshot(),
     )
     assert changes == []
+
+
+LATE = r"""
+([seconds, slept]) => {
+    // A message comes; then the page sleeps, and hears of the message before it; then it draws.
+    const now = Date.now() / 1000;
+    const clock = new window.view_.Clock();
+    clock.hear(now);
+    const real = Date.now.bind(Date);
+    if (slept) Date.now = () => real() + 1000 * slept;
+    const jumped = clock.jumped();
+    const job = { id: 1, name: "train", state: "running", seconds: 3, devices: [], memory: {} };
+    const held = [{ id: 0, key: "a", free: 0.5, held: [[1, 0.5]] }];
+    const totals = { gpu_seconds: 0.5 };
+    const facts = { time: now - seconds, running: [job], devices: held, totals };
+    const place = document.createElement("div");
+    document.body.append(place);
+    const view = window.view_.render(place, facts, { clock });
+    const shown = place.querySelector(".gm-row .gm-time").textContent;
+    const summary = place.querySelector(".gm-summary").textContent;
+    view.dispose();
+    Date.now = real;
+    return [jumped, shown, summary.match(/(\S+\ss)\sof\sGPU\stime/)[1]];
+}
+"""
+
+
+def test_times_are_right_whenever_a_snapshot_is_drawn(draw: Draw) -> None:
+    """Of a snapshot that is nine seconds old, and in a page that slept for a minute."""
+    page = draw(snapshot(1, 0))
+    assert page.evaluate(LATE, [9, 0]) == [False, "12 s", "5\u00a0s"]
+    assert page.evaluate(LATE, [9, 50]) == [True, "1:02", "30\u00a0s"]
 
 
 def test_rows_and_focus_stay_while_others_come_and_go(draw: Draw) -> None:
@@ -141,7 +135,9 @@ def test_a_question_stays_while_other_buttons_come(draw: Draw) -> None:
     assert yes.evaluate("each => each === document.activeElement")
     yes.click()
     assert page.evaluate("window.asked") == [["cancel", 5, True]]
-    texts = page.locator("section[aria-label=Running] .gm-row").nth(4).inner_text().split()
+    row = page.locator("section[aria-label=Running] .gm-row").nth(4)
+    names = [each.get_attribute("aria-label") for each in row.get_by_role("button").all()]
+    texts = [each.split()[0] for each in names]
     assert texts.index("Kill") < texts.index("Go"), texts
 
 
@@ -154,6 +150,7 @@ def test_each_row_leads_to_its_cell(draw: Draw) -> None:
     facts["waiting"][1]["cell_id"] = facts["finished"][1]["cell_id"] = None
     facts["finished"][0].update(devices=[], pid=None, gpu_seconds=0.0)
     page = draw(facts)
+    unfold(page, "Finished")
     lists = {
         "Actors and sessions": [700],
         "Running": [1, 2],
@@ -172,9 +169,10 @@ def test_each_row_leads_to_its_cell(draw: Draw) -> None:
                 asked.append(ident)
     assert [what[1]["id"] for what in page.evaluate("window.asked")] == asked
     assert {what[1]["cell_id"] for what in page.evaluate("window.asked")} == {actor["cell_id"]}
-    finished = page.locator("section[aria-label=Finished] .gm-row .gm-more")
+    finished = page.locator("section[aria-label=Finished] .gm-row")
     assert "CPU" not in finished.first.inner_text(), "it never ran"
     assert "GPU 1" in finished.nth(1).inner_text()
+    finished.nth(1).click()
     assert "used 3 of 10 GiB: 0.2 would do" in finished.nth(1).inner_text()
     page.get_by_role("button", name="Kill #700 session s", exact=True).wait_for()
 
@@ -183,20 +181,217 @@ def test_long_lists_are_counted(draw: Draw) -> None:
     page = draw(snapshot())
     heading = page.locator("section[aria-label=Running] .gm-heading").inner_text()
     assert heading == "Running (200, 50 shown)"
-    assert page.locator("section[aria-label=Running] .gm-row").count() == 50
+    rows = page.locator("section[aria-label=Running] .gm-row")
+    assert rows.count() == 50
+    page.get_by_role("button", name="Show 50 more").first.click()
+    assert rows.count() == 100
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [900, 320])
-def test_it_can_be_read_by_all(draw: Draw, width: int, dark: bool) -> None:
-    """No violation is found by axe; nothing sticks out of a narrow cell."""
-    page = draw(snapshot(3, 24), width=width, dark=dark)
+def shared() -> dict[str, Any]:
+    """A device with two holders that use half and more than all of their shares, another kernel,
+    and a process that does not use gpunb."""
+    facts = snapshot(1, 20)
+    (device,) = facts["devices"]
+    left, right = facts["running"][:2]
+    for job, share, now in ((left, 0.5, 10), (right, 0.2, 9)):
+        job["devices"] = [["GPU", 0, share]]
+        job["memory"] = {"now": now * GIB, "peak": now * GIB, "share": int(40 * GIB * share)}
+    kernel = {**device["others"][0], "kind": "kernel", "share": 0.1, "memory": None, "job": "fit"}
+    device.update(held=[[left["id"], 0.5], [right["id"], 0.2]], free=0.2, memory=40 * GIB)
+    device["usage"].update(memory_total=40 * GIB, power=212)
+    device["others"] = [{**device["others"][0], "memory": 4 * GIB}, {**kernel, "pid": 98}]
+    return facts
+
+
+BOXES = """
+() => [...document.querySelectorAll(".gm-line")].map((line) => {
+    const box = (name) => line.querySelector(`.gm-${name}`).getBoundingClientRect();
+    const parts = ["state", "text", "on", "time"].map(box);
+    return [line.getBoundingClientRect().height, parts.map((each) => [each.left, each.right])];
+})
+"""
+
+
+@pytest.mark.parametrize("width", [240, 900])
+def test_a_device_shows_shares_and_memory_to_scale(draw: Draw, width: int) -> None:
+    page = draw(shared(), width=width)
+    lane = page.locator(".gm-lane")
+    whole = lane.evaluate("each => each.clientWidth")
+    boxes = [each.bounding_box() for each in lane.locator(".gm-part").all()]
+    assert [each["width"] / whole for each in boxes] == pytest.approx(
+        [0.5, 0.2, 0.1, 0.1, 0.1], abs=4 / whole
+    )
+    assert {each["height"] for each in boxes} == {24}
+    used = lane.locator(".gm-own .gm-used")
+    half, over = (
+        each.evaluate("e => e.offsetWidth / e.parentElement.offsetWidth") for each in used.all()
+    )
+    assert half == pytest.approx(0.5, abs=0.05)
+    assert over == 1
+    assert "gm-over" in lane.locator(".gm-own").nth(1).get_attribute("class")
+    assert "gm-unknown" in lane.locator(".gm-other").get_attribute("class")
+    texts = [each.inner_text() for each in lane.locator(".gm-part").all()]
+    assert texts[3:] == ["process 99, grace", "0.2 free"]
+    said = page.locator(".gm-facts").inner_text().replace("\u00a0", " ")
+    assert said == "20 GiB of 40 GiB · 37 % in use · 61 °C · 212 W"
+    width_of_line = page.locator(".gm-trend").evaluate("each => each.getBoundingClientRect().width")
+    assert width_of_line == 60
+    lines = page.evaluate(BOXES)
+    assert len(lines) > 8
+    for height, parts in lines:
+        assert height == 26
+        starts, ends = zip(*parts, strict=True)
+        assert all(end <= start + 1 for end, start in zip(ends, starts[1:], strict=False))
+        assert ends[-1] <= width
+
+
+def test_a_part_of_a_device_tells_all_on_demand(draw: Draw) -> None:
+    """With the pointer and with the keyboard; nothing of it is cut off, and it leads to the row."""
+    page = draw(shared(), width=240)
+    tip = page.locator(".gm-tip")
+    assert not tip.is_visible()
+    parts = page.locator(".gm-lane button")
+    parts.first.hover()
+    said = tip.inner_text()
+    for each in (
+        "#1 train_with_rate_0",
+        "share 0.5",
+        "sweep over learning rates.ipynb, ada",
+        "running since",
+    ):
+        assert each in said
+    assert "10 GiB now" in said
+    box = tip.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 240
+    page.mouse.move(1, 800)
+    assert not tip.is_visible()
+    parts.first.focus()
+    page.keyboard.press("ArrowRight")
+    assert "uses more memory than its share of 8 GiB" in tip.inner_text()
+    page.keyboard.press("End")
+    assert "does not use gpunb" in tip.inner_text()
+    assert parts.last.get_attribute("aria-describedby") == tip.get_attribute("id")
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    parts.nth(1).press("Enter")
+    row = page.locator(".gm-row", has_text="#2 train")
+    assert row.evaluate("each => each === document.activeElement")
+    assert row.get_attribute("aria-expanded") == "true"
+
+
+def test_rows_are_used_with_the_keyboard_alone(draw: Draw) -> None:
+    """Arrows, Enter for the cell, Space for the details, Delete to stop. The focus stays there."""
+    facts = snapshot(2, 20)
+    page = draw(facts)
+    focused = "document.activeElement.getAttribute('aria-label')"
+    press = page.keyboard.press
+    page.locator(".gm-row").first.focus()
+    press("ArrowDown")
+    assert page.evaluate(focused).startswith("#2 train_with_rate_1 In[1], running")
+    press("Space")
+    details = page.locator(".gm-row:focus .gm-more")
+    assert "memory 1 GiB now" in details.inner_text()
+    press("Space")
+    assert not details.is_visible()
+    press("Enter")
+    press("ArrowRight")
+    assert page.evaluate(focused) == "Interrupt #2 train_with_rate_1"
+    assert page.locator(".gm-tip").inner_text() == "Interrupt"
+    press("ArrowLeft")
+    press("Delete")
+    assert page.evaluate(focused) == "Yes: Interrupt #2 train_with_rate_1"
+    press("Escape")
+    press("ArrowLeft")
+    press("Delete")
+    press("Enter")
+    asked = [
+        [name, what if name == "interrupt" else what["id"]]
+        for name, what in page.evaluate("window.asked")
+    ]
+    assert asked == [["goTo", 2], ["interrupt", 2]]
+    press("ArrowLeft")
+    gone = {**facts, "running": [facts["running"][0], *facts["running"][2:]]}
+    page.evaluate("facts => window.drawn.update(facts)", gone)
+    assert page.evaluate(focused).startswith("#3 ")
+    press("Home")
+    assert page.evaluate("document.activeElement.textContent").startswith("Running")
+
+
+def test_failures_stay_until_they_were_seen(draw: Draw) -> None:
+    """While other jobs that are over are folded."""
+    facts = snapshot(2, 20)
+    facts["finished"] = facts["finished"][:8]  # failed: 2002, 2005
+    page = draw(facts)
+    section = page.locator("section[aria-label=Finished]")
+    rows, heading = section.locator(".gm-row"), section.locator(".gm-heading")
+
+    def shown() -> list[str]:
+        return [each.split()[0] for each in rows.all_inner_texts()]
+
+    states = {each["id"]: each["state"] for each in facts["finished"]}
+    failed = [f"#{ident}" for ident, state in states.items() if state == "failed"]
+    assert shown() == failed
+    assert f"{len(failed)} failed" in heading.inner_text()
+    rows.first.get_by_role("button", name="Mark as seen").click()
+    assert shown() == failed[1:]
+    rows.first.click()  # which shows its details, until the second click
+    assert "took 3 s" in rows.first.inner_text()
+    rows.first.click()
+    assert shown() == failed[2:]
+    heading.click()
+    assert len(shown()) == 8
+    heading.click()
+    page.evaluate("facts => window.drawn.update(facts)", {**facts, "time": facts["time"] + 1})
+    assert shown() == failed[2:]
+
+
+def test_a_filter_finds_jobs_by_name_state_and_notebook(draw: Draw) -> None:
+    facts = snapshot(2, 20)
+    facts["running"][2]["owner"] = "other-notebook"
+    page = draw(facts)
+    field = page.get_by_label("Filter jobs")
+
+    def found(words: str) -> list[str]:
+        field.fill(words)
+        return [each.split()[0] for each in page.locator(".gm-row").all_inner_texts()]
+
+    assert found("other-note running") == ["#3"]
+    assert found("rate_3") == ["#4"]
+    states = {f"#{each['id']}" for each in facts["finished"] if each["state"] == "cancelled"}
+    assert set(found("cancelled")) == states
+    heading = page.locator("section[aria-label=Finished] .gm-heading")
+    assert heading.inner_text().startswith(f"Finished ({len(states)} of ")
+    assert found("nothing like it") == []
+    page.get_by_text("No job has these words.").wait_for()
+    assert len(found("")) > 8
+
+
+@pytest.mark.parametrize(
+    ("width", "look", "zoom"),
+    [
+        (900, "light", 1),
+        (900, "dark", 2),
+        (240, "dark", 1),
+        (480, "light", 2),
+        (480, "contrast", 2),
+        (900, "contrast", 1),
+        (240, "forced", 1),
+    ],
+)
+def test_it_can_be_read_by_all(draw: Draw, width: int, look: str, zoom: int) -> None:
+    """No violation is found by axe, nothing sticks out of a narrow page, at 200 % either, and it
+    looks as before. 480 pixels at 200 % are as wide as 240."""
+    page = draw(together(), width=width, look=look, zoom=zoom)
     page.locator(".gm-chart summary").click()
+    page.locator(".gm-row", has_text="sweep of train").first.press("Space")
     page.get_by_role("button", name="Kill #1 ").first.click()
-    SCREENSHOTS.mkdir(exist_ok=True)
-    name = f"view-{width}-{'dark' if dark else 'light'}"
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("section[aria-label=Waiting] .gm-row").first.click()
+    page.locator(".gm-lane button").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".gm-tip").is_visible()
+    compare(page, f"view-{width}-{look}-{zoom}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width / zoom
     if not AXE.exists():
         pytest.skip("axe-core is not installed (npm ci in labextension)")
     page.evaluate(AXE.read_text())

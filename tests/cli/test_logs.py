@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gpunb import cli
+from gpunb.control import client
+from gpunb.engine import job_log as logs
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import heads, kernels
-from gpunb.runtime import log as logs
+from gpunb.head import discovery
 from tests.notebook.kernels import Kernel, kernel
 from tests.sessions import ROOT
 from tests.waiting import PATIENCE, Gate
@@ -50,7 +51,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.kernel
-def test_it_follows_a_job_to_its_end(
+def test_logs_follow_prints_a_job_to_its_end(
     notebook: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     gate = Gate(Path.cwd())
@@ -76,7 +77,9 @@ def test_it_follows_a_job_to_its_end(
 
 
 @pytest.mark.kernel
-def test_a_job_that_has_shown_nothing(notebook: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_without_output_is_named(
+    notebook: Kernel, capsys: pytest.CaptureFixture[str]
+) -> None:
     notebook.ok("%%gpu 0.5 -n quiet\nx = 1")
     job = notebook.value("gpunb.status()['finished'][0]['id']")
     assert cli.main(["logs", str(job)]) == 0
@@ -84,7 +87,9 @@ def test_a_job_that_has_shown_nothing(notebook: Kernel, capsys: pytest.CaptureFi
 
 
 @pytest.mark.kernel
-def test_what_cannot_be_shown(notebook: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_jobs_and_sessions_are_refused(
+    notebook: Kernel, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "nothing is kept of what job #999 has shown" in failure(capsys, "999")
     assert "process 1 has no session of gpunb" in failure(capsys, "1", "--of", "1")
     assert "no head process 'x' runs: name a kernel by its pid" in failure(capsys, "1", "--of", "x")
@@ -94,52 +99,52 @@ def test_what_cannot_be_shown(notebook: Kernel, capsys: pytest.CaptureFixture[st
     assert "'train' is no number of a job, such as 7" in capsys.readouterr().err
     pid = notebook.value("__import__('os').getpid()")
     with pytest.raises(GpunbError, match="position=-1 must be a whole number, 0 or more"):
-        kernels.ask(pid, {"do": "logs", "job": 1, "position": -1})
+        client.ask(pid, {"do": "logs", "job": 1, "position": -1})
 
 
-def test_without_sessions(
+def test_logs_without_sessions_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GPUNB_RUNTIME_DIR", str(tmp_path / "none"))
     assert "none of your kernels has a session now" in failure(capsys, "7")
 
 
-def test_several_sessions_have_such_a_job(
+def test_a_job_number_of_several_sessions_needs_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first job of each is #1."""
-    said = {"name": "train", "state": "done", "text": "ran\n", "truncated": True, "position": 9}
+    printed = {"name": "train", "state": "done", "text": "ran\n", "truncated": True, "position": 9}
 
     def ask(pid: int, request: Mapping[str, Any]) -> Any:
         if request["do"] == "status":
             return {"session": {"notebook": "/home/ada/sweep.ipynb"}}
         if pid == 3:
             raise GpunbError("nothing is kept of what job #1 has shown")
-        return said
+        return printed
 
-    running = [kernels.Running(pid, Path()) for pid in (1, 2, 3)]
-    monkeypatch.setattr(kernels, "sessions", lambda: running)
-    monkeypatch.setattr(kernels, "ask", ask)
-    monkeypatch.setattr(heads, "running", lambda: [heads.Running("lab", 2)])
-    told = failure(capsys, "1")
-    assert "name one with --of: pid 1 (sweep.ipynb), head process 'lab' (pid 2)" in told
-    monkeypatch.setattr(heads, "pid_of", {"lab": 2}.get)
+    running = [client.RunningSession(pid, Path()) for pid in (1, 2, 3)]
+    monkeypatch.setattr(client, "sessions", lambda: running)
+    monkeypatch.setattr(client, "ask", ask)
+    monkeypatch.setattr(discovery, "running", lambda: [discovery.RunningHead("lab", 2)])
+    read_from = failure(capsys, "1")
+    assert "name one with --of: pid 1 (sweep.ipynb), head process 'lab' (pid 2)" in read_from
+    monkeypatch.setattr(discovery, "pid_of", {"lab": 2}.get)
     assert cli.main(["logs", "1", "--of", "lab"]) == 0
     out, err = capsys.readouterr()
     assert out == "ran\n"
     assert "the beginning of what #1 train has shown is left out" in err
 
 
-def test_of_a_long_log_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "TOLD", 10)
+def test_only_the_end_of_a_long_log_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LONGEST", 10)
     log = logs.Log()
-    assert log.told() == {"text": "", "truncated": False, "position": 0}
+    assert log.read_from() == {"text": "", "truncated": False, "position": 0}
     for number in range(8):
         log.add(("text", "stdout", {"text": f"line{number}\n"}))
-    first = log.told()
+    first = log.read_from()
     assert (first["text"], first["truncated"]) == ("ne6\nline7\n", True)
     log.add(("show", "clear_output", {"wait": False}))
     log.add(("show", "execute_result", {"data": {"text/plain": "42", "text/html": "<b>42</b>"}}))
-    more = log.told(first["position"])
+    more = log.read_from(first["position"])
     assert (more["text"], more["truncated"]) == ("42\n", False)
-    assert log.told(more["position"]) == {**more, "text": ""}
+    assert log.read_from(more["position"]) == {**more, "text": ""}

@@ -16,9 +16,10 @@ import pytest
 
 import gpunb
 from benchmarks.pictures import GIB, picture
-from gpunb.cli.lanes import joined, lane, lines
 from gpunb.cli.machine import gather
-from gpunb.cli.watch import Sessions, watch
+from gpunb.cli.watch import WatchedSessions, watch
+from gpunb.live.text import joined, lane, lines
+from gpunb.scheduler.markup import control
 from tests.waiting import PATIENCE, Gate, eventually
 
 
@@ -32,7 +33,45 @@ def test_a_lane_is_drawn_to_scale() -> None:
     drawn = lane(device([[1, 0.5]], [kernel]), facts, 42)
     assert joined(drawn) == "|[#1 train_with_rate…[b.ipynb …          |"
     assert [len(text) for text, _ in drawn] == [1, 20, 10, 10, 1]
-    assert [style for _, style in drawn] == ["", "job1", "soft", "", ""]
+    assert [style for _, style in drawn] == ["", "rest1", "soft", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("now", "drawn"),
+    [
+        (None, [("job1", 20)]),
+        (5 * GIB, [("job1", 10), ("rest1", 10)]),
+        (99 * GIB, [("job1", 20)]),
+    ],
+)
+def test_a_share_shows_the_memory_that_its_job_uses(now: int | None, drawn: Any) -> None:
+    facts = picture(1, 5)
+    facts["running"][0]["memory"] = {"now": now, "peak": now, "share": 10 * GIB}
+    shown = lane(device([[1, 0.5]]), facts, 42)
+    assert [(style, len(text)) for text, style in shown if style] == drawn
+
+
+def test_a_job_in_several_ranks_is_one_line() -> None:
+    facts = picture(1, 5)
+    rank = {"state": "running", "seconds": 1.0, "devices": []}
+    facts["running"] = facts["running"][:1]
+    facts["running"][0].update(name="train", ranks=[{**rank, "rank": each} for each in range(4)])
+    (line,) = (text for each in lines(facts, 100) if "▶" in (text := joined(each)))
+    assert "#1 train in 4 ranks" in line
+
+
+def test_control_characters_in_names_are_escaped() -> None:
+    facts = picture(1, 5)
+    facts["session"]["notebook"] = "/a/\x1b[2J.ipynb"
+    facts["running"][0]["name"] = facts["finished"][0]["name"] = "\x1b]0;title\x07\nx"
+    facts["warnings"] = ["\x9b31m"]
+    kernel = {"pid": 9, "user": "\x1beve", "notebook": "b", "share": 0.25}
+    facts["devices"] = [{**device([[1, 0.5]], [kernel]), "type": "\x1b[1m"}]
+    shown = [piece for line in lines(facts, 100) for piece, _ in line]
+    assert [control(each) for each in shown] == [None] * len(shown)
+    assert r"\x1b[2J.ipynb " in shown
+    assert any(r"[b (\x1beve)" in each for each in shown)
+    assert len(joined(lane(facts["devices"][0], facts, 42))) == 42
 
 
 @pytest.mark.parametrize("width", [0, 5, 40, 200])
@@ -42,20 +81,22 @@ def test_a_lane_has_its_width_whatever_it_shows(width: int, count: int) -> None:
     assert sum(len(text) for text, _ in drawn) == max(12, width)
 
 
-def test_what_is_said_of_a_session() -> None:
+def test_the_lines_of_a_session_show_devices_jobs_and_reasons() -> None:
     facts = picture(2, 60)
-    said = [joined(each) for each in lines(facts, 100, passed=10)]
-    assert said[0].startswith("sweep over learning rates.ipynb pid 4711: 24 running, 12 waiting")
-    assert said[1] == "GPU 0  H200, 20 GiB of 141 GiB, 37 % in use, 61 °C, 0.04 free"
-    assert said[3] == f"  also here: process 99 (grace), {3 * GIB >> 30} GiB"
-    assert "  ▶ #1 train_with_rate_0 In[0]  GPU 0 (0.08)  22 s  0 B now  9 GiB at most" in said
-    assert "  and 16 more running" in said
-    assert "  and 4 more waiting" in said
-    assert any("needs 0.5 of one GPU" in each for each in said)
-    assert any(each.startswith("  ✗ #20") for each in said)
-    assert any("used 3 of 10 GiB: 0.2 would do" in each for each in said)
-    assert said[-1].startswith("  ! #7 train")
-    assert max(map(len, said)) <= 100
+    printed = [joined(each) for each in lines(facts, 100, passed=10)]
+    assert printed[0].startswith("sweep over learning rates.ipynb pid 4711: 24 running, 12 waiting")
+    assert printed[1] == (
+        "GPU 0  H200, 20 GiB of 141 GiB, 37 % in use, 61 °C, 412 W, 0.04 free  ▄▄▄▄▄▄▄▄▄▄▅▅"
+    )
+    assert printed[3] == f"  also here: process 99 (grace), {3 * GIB >> 30} GiB"
+    assert "  ▶ #1 train_with_rate_0 In[0]  GPU 0 (0.08)  22 s  0 B now  9 GiB at most" in printed
+    assert "  and 16 more running" in printed
+    assert "  and 4 more waiting" in printed
+    assert any("needs 0.5 of one GPU" in each for each in printed)
+    assert any(each.startswith("  ✗ #20") for each in printed)
+    assert any("used 3 of 10 GiB: 0.2 would do" in each for each in printed)
+    assert printed[-1].startswith("  ! #7 train")
+    assert max(map(len, printed)) <= 100
 
 
 @pytest.fixture
@@ -64,7 +105,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_once(folder: Path, start: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_once_prints_the_sessions_and_ends(
+    folder: Path, start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert watch(once=True) == 0
     assert capsys.readouterr().out.strip() == "no session of gpunb runs"
     start(simulate="1xA100:40GiB")
@@ -79,32 +122,32 @@ def test_it_follows_the_sessions(folder: Path, start: Callable[..., Any]) -> Non
 
     command = [sys.executable, "-m", "gpunb", "status", "--watch"]
     with subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, text=True) as process:
-        said: list[str] = []
+        printed: list[str] = []
         assert process.stdout is not None
-        reader = threading.Thread(target=lambda: said.extend(process.stdout or ()))
+        reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()))
         reader.start()
         try:
-            eventually(lambda: "no session of gpunb runs\n" in said)
+            eventually(lambda: "no session of gpunb runs\n" in printed)
             start(simulate="1xA100:40GiB")
             ref = gpunb.remote(num_gpus=0.5)(enter).remote()
-            eventually(lambda: any("▶ #" in each and "enter" in each for each in said))
+            eventually(lambda: any("▶ #" in each and "enter" in each for each in printed))
             gate.open()
             gpunb.get(ref, timeout=PATIENCE)
-            eventually(lambda: any("✓ #" in each and "enter" in each for each in said))
+            eventually(lambda: any("✓ #" in each and "enter" in each for each in printed))
             gpunb.shutdown()
-            eventually(lambda: said[-2:].count("no session of gpunb runs\n"))
+            eventually(lambda: printed[-2:].count("no session of gpunb runs\n"))
         finally:
             process.terminate()
             reader.join(PATIENCE)
 
 
-def test_for_programs_each_change_is_a_line(folder: Path, start: Callable[..., Any]) -> None:
+def test_with_json_each_change_is_a_line(folder: Path, start: Callable[..., Any]) -> None:
     command = [sys.executable, "-m", "gpunb", "status", "--watch", "--json"]
     with subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, text=True) as process:
-        said: list[dict[str, Any]] = []
+        printed: list[dict[str, Any]] = []
 
         def read() -> None:
-            said.extend(json.loads(line) for line in process.stdout or ())
+            printed.extend(json.loads(line) for line in process.stdout or ())
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -113,12 +156,12 @@ def test_for_programs_each_change_is_a_line(folder: Path, start: Callable[..., A
             return any(each.get("pid") == os.getpid() for each in facts["kernels"])
 
         try:
-            eventually(lambda: said and not runs(said[-1]))
-            assert said[-1].keys() == gather().keys()
+            eventually(lambda: printed and not runs(printed[-1]))
+            assert printed[-1].keys() == gather().keys()
             start(simulate="1xA100:40GiB")
-            eventually(lambda: runs(said[-1]))
+            eventually(lambda: runs(printed[-1]))
             gpunb.shutdown()
-            eventually(lambda: not runs(said[-1]))
+            eventually(lambda: not runs(printed[-1]))
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE) == 0
         finally:
@@ -126,7 +169,7 @@ def test_for_programs_each_change_is_a_line(folder: Path, start: Callable[..., A
             reader.join(PATIENCE)
 
 
-def test_what_has_not_changed_is_not_said_again(
+def test_an_unchanged_machine_is_not_printed_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kernel = {"pid": 1, "running": [{"id": 7, "seconds": 1.0}]}
@@ -141,16 +184,16 @@ def test_what_has_not_changed_is_not_said_again(
             raise KeyboardInterrupt from None
 
     monkeypatch.setattr("gpunb.cli.watch.gather", look)
-    monkeypatch.setattr("gpunb.cli.watch.Sessions.look", lambda _: None)
+    monkeypatch.setattr("gpunb.cli.watch.WatchedSessions.look", lambda _: None)
     monkeypatch.setattr("gpunb.cli.watch.LOOK", 0)
     assert watch(as_json=True) == 0
-    said = [json.loads(line)["kernels"] for line in capsys.readouterr().out.splitlines()]
-    assert said == [[kernel], [other], [kernel]]
+    printed = [json.loads(line)["kernels"] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [[kernel], [other], [kernel]]
 
 
 def test_a_session_that_ends_is_forgotten(folder: Path, start: Callable[..., Any]) -> None:
     start(simulate="1xA100:40GiB")
-    sessions = Sessions()
+    sessions = WatchedSessions()
     eventually(lambda: sessions.look() or (sessions.take(0.1) and sessions.snapshots))
     gpunb.shutdown()
     eventually(lambda: sessions.take(0.1) and not sessions.snapshots)

@@ -23,7 +23,7 @@ PAGES = [
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def outputs(tmp_path_factory):
     """What became of each example, by page and line."""
     folder = tmp_path_factory.mktemp("docs")
     environment = {
@@ -49,9 +49,9 @@ def told(tmp_path_factory):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_examples_of_a_page(page, told):
+def test_the_examples_of_a_page(page, outputs):
     for example in examples(page.read_text()):
-        facts = told[page, example.line]
+        facts = outputs[page, example.line]
         where = f"{page.relative_to(ROOT)}, line {example.line}"
         assert not facts["error"], f"{where}: {facts['error']}"
         if facts["expected"] is not None:

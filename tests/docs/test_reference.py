@@ -124,7 +124,7 @@ def test_each_argument_of_init_is_explained():
 def test_each_option_of_remote_is_explained():
     from dataclasses import fields
 
-    from gpunb.core.options import ActorOptions, MethodOptions, Options
+    from gpunb.scheduler.options import ActorOptions, MethodOptions, Options
 
     options = {each.name for kind in (Options, ActorOptions) for each in fields(kind)}
     assert set(_tables().described(gpunb.remote)) == options

@@ -52,3 +52,15 @@ def test_a_broken_link_would_be_found():
     text = "# A b, c!\n\n[x](gone.md#a) `[y](code.md)`\n\n```\n[z](code.md)\n```\n"
     assert list(links(text)) == [("gone.md", "a")]
     assert anchors(text) == {"a-b-c"}
+
+
+def test_what_a_page_from_outside_links_to_is_on_the_site():
+    outside = (DOCS / "hooks.py").read_text()
+    for name in NAVIGATION:
+        page = ROOT / name
+        if (DOCS / name).exists() or page.suffix != ".md":
+            continue
+        for path, _ in links(page.read_text()):
+            target = str((page.parent / path).resolve().relative_to(ROOT)) if path else name
+            there = target.startswith(("docs/", "notebooks/")) or f'"{target}"' in outside
+            assert there, f"{name}: {target} is not on the site, see OUTSIDE in docs/hooks.py"

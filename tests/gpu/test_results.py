@@ -3,32 +3,18 @@
 import pytest
 
 import gpunb
-from gpunb import accelerators
+from tests.gpu.cards import MIB, without_context
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.gpu
 
-MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def torch():
-    return pytest.importorskip("torch", reason="these tests compute with PyTorch")
-
-
-@pytest.fixture(scope="module")
-def session(torch, by_value):
-    devices = [each for each in accelerators.detect().devices if each.vendor == "nvidia"]
-    if not devices:
-        pytest.skip("no NVIDIA GPU: " + "; ".join(accelerators.detect().notes))
-    with gpunb.init(num_gpus=1, preload=["numpy", "torch"]) as session:
-        yield session
-
 
 @pytest.fixture(autouse=True)
-def untouched(torch):
+def untouched(torch, card):
     """Whatever comes home, this process has no context on the device."""
     yield
     assert not torch.cuda.is_initialized()
+    assert without_context(card)
 
 
 @gpunb.remote(num_gpus=1)
@@ -36,7 +22,9 @@ def compute():
     import torch
 
     whole = torch.arange(1.0 * MIB, device="cuda")
-    return {"whole": whole, "again": whole, "part": whole[2:5], "half": whole.half(), "n": 3}
+    sparse = torch.eye(3, device="cuda").to_sparse()
+    parts = {"part": whole[2:5], "half": whole.half(), "sparse": sparse}
+    return {"whole": whole, "again": whole, "n": 3, **parts}
 
 
 @gpunb.remote(num_gpus=1)
@@ -48,7 +36,34 @@ def train():
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 100, device="cuda")).sum().backward()
     optimizer.step()
-    return model, optimizer, torch.eye(3, device="cuda").to_sparse()
+    return model, optimizer
+
+
+@gpunb.remote
+def train_on(model, optimizer):
+    import torch
+
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 100)).sum().backward()
+    optimizer.step()
+    return bool((model.weight != before).any())
+
+
+@gpunb.remote(num_gpus=1)
+def state():
+    import torch
+
+    model = torch.nn.Linear(100, 100, device="cuda")
+    return model.state_dict(), float(model.weight.sum())
+
+
+@gpunb.remote(num_gpus=1)
+def draw():
+    import torch
+
+    generator = torch.Generator(device="cuda").manual_seed(7)
+    torch.rand(3, device="cuda", generator=generator)
+    return generator
 
 
 @gpunb.remote(num_gpus=1)
@@ -73,29 +88,48 @@ class Holder:
         return self.rows.device.type
 
 
-def test_a_tensor_comes_home_as_host_memory(session, torch, capfd):
+def await_note(capfd, text):
+    printed = []
+    eventually(lambda: printed.append(capfd.readouterr().err) or text in "".join(printed), text)
+
+
+def test_a_tensor_comes_home_as_host_memory(session, torch, hardware, capfd):
     got = gpunb.get(compute.remote())
     assert {got[name].device.type for name in ("whole", "part", "half")} == {"cpu"}
     assert got["whole"] is got["again"]
     assert float(got["whole"].sum()) == float(torch.arange(1.0 * MIB).sum())
     got["part"][0] = -1  # a view still
     assert got["whole"][2] == -1
-    said = capfd.readouterr().err
-    assert "moved 3 tensors (6 MiB) from the device to host memory" in said
+    assert torch.equal(got["sparse"].to_dense(), torch.eye(3))
+    await_note(capfd, "moved 4 tensors (6 MiB) from the device to host memory")
 
 
-def test_a_model_goes_on_on_the_host(session, torch):
-    model, optimizer, sparse = gpunb.get(train.remote())
+def test_a_model_goes_on_on_the_host(session, torch, hardware):
+    model, optimizer = gpunb.get(train.remote())
     assert model.weight.device.type == "cpu"
     assert model.tied is model.weight
     assert optimizer.param_groups[0]["params"][0] is model.weight
-    model(torch.ones(1, 100)).sum().backward()
-    optimizer.step()
-    assert torch.equal(sparse.to_dense(), torch.eye(3))
+    assert {each.device.type for each in optimizer.state[model.weight].values()} == {"cpu"}
+    # Not in this process: an optimizer asks CUDA whether it captures a graph.
+    assert gpunb.get(train_on.remote(model, optimizer))
+
+
+def test_a_state_dict_comes_home_as_host_memory(session, capfd):
+    weights, total = gpunb.get(state.remote())
+    await_note(capfd, "moved 2 tensors (39.5 KiB) from the device to host memory")
+    assert {each.device.type for each in weights.values()} == {"cpu"}
+    assert abs(float(weights["weight"].sum()) - total) < 1e-3
+
+
+def test_a_generator_of_the_device_comes_home_as_one_of_the_host(session, capfd):
+    generator = gpunb.get(draw.remote())
+    assert generator.device.type == "cpu"
+    assert generator.initial_seed() == 7
+    await_note(capfd, "a torch.Generator of the device came home as one of the host")
 
 
 def test_an_error_with_a_tensor(session):
-    with pytest.raises(ValueError, match="tensor") as caught:
+    with pytest.raises(ValueError, match="cuda:0") as caught:
         gpunb.get(fail.remote())
     assert caught.value.cause.args[0].device.type == "cpu"
 

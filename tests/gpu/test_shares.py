@@ -12,36 +12,11 @@ import pytest
 import gpunb
 from gpunb import accelerators
 from gpunb.accelerators import mps
-from gpunb.core.shares import CONTEXT
-from tests.waiting import eventually
+from gpunb.scheduler.shares import CONTEXT
+from tests.gpu.cards import MIB
+from tests.waiting import Gate, eventually
 
 pytestmark = pytest.mark.gpu
-
-MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def torch():
-    return pytest.importorskip("torch", reason="these tests compute with PyTorch")
-
-
-@pytest.fixture(scope="module")
-def card(torch, by_value):
-    devices = [each for each in accelerators.detect().devices if each.vendor == "nvidia"]
-    if not devices:
-        pytest.skip("no NVIDIA GPU: " + "; ".join(accelerators.detect().notes))
-    return devices[0]
-
-
-@pytest.fixture
-def begin(card):
-    """Starts a session on one device."""
-
-    def begin(**settings: Any) -> Any:
-        return gpunb.init(**{"num_gpus": 1, "preload": ["numpy", "torch"], **settings})
-
-    yield begin
-    gpunb.shutdown()
 
 
 @gpunb.remote(num_gpus=0.1)
@@ -94,19 +69,28 @@ def test_one_that_asks_for_more_than_its_share_fails_alone(begin, card):
     assert gpunb.get(modest)[1] == 16 * MIB
 
 
-def test_without_caps_it_may(begin, card):
-    if free(card) < card.memory // 4:
-        pytest.skip("others use this device")
-    begin(share="off")
-    assert gpunb.get(fill.options(caps=False).remote(card.memory // 5))
+def test_out_of_memory_of_one_task_leaves_three_others_unharmed(begin, card, tmp_path):
+    begin()
+    gate = Gate(tmp_path)
 
+    @gpunb.remote(num_gpus=0.25)
+    def steady(number: int) -> float:
+        import torch
 
-def test_without_caps_the_sampler_ends_it(begin, card):
-    if free(card) < card.memory // 4:
-        pytest.skip("others use this device")
-    begin(share="kill")
-    with pytest.raises(gpunb.exceptions.OutOfMemoryError, match="was stopped"):
-        gpunb.get(fill.options(caps=False).remote(card.memory // 5, 30.0))
+        total, rows = 0.0, torch.ones(1024, 1024, device="cuda")
+        gate.note(number)
+        while not gate.is_open():
+            total = float((rows * number).sum())
+        return total
+
+    others = [steady.remote(number) for number in range(3)]
+    for number in range(3):
+        gate.await_(number)
+    greedy = fill.options(num_gpus=0.25, max_retries=0).remote(card.memory // 3)
+    with pytest.raises(Exception, match="out of memory"):
+        gpunb.get(greedy)
+    gate.open()
+    assert gpunb.get(others) == [number * 2.0**20 for number in range(3)]
 
 
 def test_the_cap_makes_no_context(begin):
@@ -140,7 +124,22 @@ def test_memory_is_back_after_fresh_tasks(begin, card):
     assert not [each for each in gpunb.status()["warnings"] if "is not back" in each]
 
 
-def test_the_notebooks_own_context_is_seen(begin, card, torch):
+def test_without_caps_it_may(begin, card):
+    if free(card) < card.memory // 4:
+        pytest.skip("others use this device")
+    begin(share="off")
+    assert gpunb.get(fill.options(caps=False).remote(card.memory // 5))
+
+
+def test_without_caps_the_sampler_ends_it(begin, card):
+    if free(card) < card.memory // 4:
+        pytest.skip("others use this device")
+    begin(share="kill")
+    with pytest.raises(gpunb.exceptions.OutOfMemoryError, match="was stopped"):
+        gpunb.get(fill.options(caps=False).remote(card.memory // 5, 30.0))
+
+
+def test_the_notebooks_own_context_is_seen(hardware, begin, torch):
     if os.environ.get("GPUNB_TEST_OWN_CONTEXT") != "1":
         pytest.skip("it makes a context in this process for good: GPUNB_TEST_OWN_CONTEXT=1")
     begin()

@@ -7,10 +7,9 @@ import signal
 import pytest
 
 import gpunb
-from gpunb import accelerators
-from gpunb.runtime import folder
 from tests import sessions
-from tests.runtime.test_ledger_sessions import Kernel
+from tests.gpu.cards import KERNEL, MIB, settled, used
+from tests.leases.test_ledger_sessions import Kernel
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.gpu
@@ -40,19 +39,11 @@ OTHER = """
         print(json.dumps(value, default=repr), flush=True)
 """
 
-MIB = 2**20
-
 
 @pytest.fixture
-def other(tmp_path, monkeypatch):
-    pytest.importorskip("torch", reason="these tests compute with PyTorch")
-    devices = [each for each in accelerators.detect().devices if each.vendor == "nvidia"]
-    if not devices:
-        pytest.skip("no NVIDIA GPU: " + "; ".join(accelerators.detect().notes))
-    monkeypatch.setenv(folder.VARIABLE, str(tmp_path / "run"))
-    monkeypatch.delenv("GPUNB_LEDGER_DIR", raising=False)
+def other(card):
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(sessions.running(OTHER))
+        process = stack.enter_context(sessions.running(OTHER, env=KERNEL))
         assert process.stdout.readline() == "ready\n", process.stderr.read()
         yield Kernel(process)
 
@@ -64,15 +55,10 @@ def sums():
     return float(torch.arange(1000, device="cuda").sum())
 
 
-def used(device):
-    figures = accelerators.measure([device])[device.key]
-    return figures.memory_used
-
-
-def test_what_one_kernel_holds_the_other_waits_for(other, start):
+def test_what_one_kernel_holds_the_other_waits_for(begin, other):
     other.do("holder = Holder.options(num_gpus=0.6).remote()")
     pid = other.do(f"gpunb.get(holder.fill.remote({512 * MIB}))")
-    session = start(num_gpus=1, preload=["numpy", "torch"])
+    session = begin()
     waiting = sums.remote()
     eventually(lambda: gpunb.status()["waiting"], "it waits")
     (reason,) = [each["waits_for"] for each in gpunb.status()["waiting"]]
@@ -88,10 +74,10 @@ def test_what_one_kernel_holds_the_other_waits_for(other, start):
     eventually(lambda: used(session.devices[0]) < before - 256 * MIB, "its memory is free")
 
 
-def test_the_devices_of_a_killed_kernel_are_free_with_their_memory(other, start):
+def test_the_devices_of_a_killed_kernel_are_free_with_their_memory(begin, other):
     other.do("holder = Holder.options(num_gpus=1).remote()")
     pid = other.do(f"gpunb.get(holder.fill.remote({512 * MIB}))")
-    start(num_gpus=1, preload=["numpy", "torch"])
+    begin()
     waiting = sums.remote()
     eventually(lambda: gpunb.status()["waiting"], "it waits")
     os.kill(other.pid, signal.SIGKILL)
@@ -99,8 +85,21 @@ def test_the_devices_of_a_killed_kernel_are_free_with_their_memory(other, start)
     assert not sessions.alive(pid)
 
 
-def test_two_kernels_compute_on_one_device_at_the_same_time(other, start):
+def test_two_kernels_compute_on_one_device_at_the_same_time(begin, other):
     other.do("holder = Holder.options(num_gpus=0.4).remote()")
     other.do(f"gpunb.get(holder.fill.remote({64 * MIB}))")
-    start(num_gpus=1, preload=["numpy", "torch"])
+    begin()
     assert gpunb.get(sums.remote(), timeout=PATIENCE) == 499500.0
+
+
+def test_a_warm_standby_ends_when_another_kernel_wants_its_device(begin, card, other):
+    before = used(card)
+    begin(warm=True)
+    settled(card, before + 50 * MIB)
+    other.do("holder = Holder.options(num_gpus=1).remote()")
+    assert other.do(f"gpunb.get(holder.fill.remote({64 * MIB}))")
+    (device,) = gpunb.status()["devices"]
+    assert "standby" not in [each["kind"] for each in device["others"]]
+    other.do("gpunb.kill(holder)")
+    assert gpunb.get(sums.remote(), timeout=PATIENCE) == 499500.0
+    settled(card, before + 50 * MIB)  # the next one

@@ -161,6 +161,10 @@ class Kernel:
             if result.idle:
                 self._take(self.client.get_shell_msg)
 
+    def begun(self, result: Result) -> None:
+        """Wait until the kernel has begun a cell."""
+        self.until(lambda: result.count, result)
+
     def shows(self, result: Result, text: str, stream: str = "stdout") -> None:
         """Wait until a cell has written this text."""
         self.until(lambda: text in result.text(stream), result)

@@ -41,14 +41,14 @@ def assert_free(cell: Kernel) -> None:
     eventually(lambda: free(cell) == 2.0, "the devices are free")
 
 
-def test_a_handle_that_is_bound_anew_lets_its_device_go(notebook: Kernel) -> None:
+def test_rebinding_a_handle_frees_its_device(notebook: Kernel) -> None:
     for _ in range(4):  # more often than there are devices
         assert notebook.ok("m = Model.remote(); gpunb.get(m.ids.remote())").value in ("[0]", "[1]")
     notebook.ok("del m")
     assert_free(notebook)
 
 
-def test_an_output_keeps_an_actor_for_one_cell(notebook: Kernel) -> None:
+def test_an_output_keeps_its_actor_for_one_more_cell(notebook: Kernel) -> None:
     shown = notebook.ok("Model.remote()")
     assert "Model" in (shown.value or "")
     assert notebook.ok("gpunb.get(_.ids.remote())").value == "[0]"
@@ -91,7 +91,9 @@ LATER = "%%gpu 2\ngpunb.get_gpu_ids()"
     ],
     ids=["output", "output-cell", "also-an-output", "error", "error-cell", "circle"],
 )
-def test_nobody_waits_for_what_cannot_be_used(notebook: Kernel, before: str, after: str) -> None:
+def test_a_cell_that_waits_gets_devices_of_actors_without_a_usable_handle(
+    notebook: Kernel, before: str, after: str
+) -> None:
     notebook.ok(WHOLE)
     notebook.ok("import gc; gc.collect(); gc.disable()")
     notebook(before)
@@ -100,7 +102,7 @@ def test_nobody_waits_for_what_cannot_be_used(notebook: Kernel, before: str, aft
     assert_free(notebook)
 
 
-def test_a_name_is_free_that_only_an_output_kept(notebook: Kernel) -> None:
+def test_an_actor_in_an_output_does_not_keep_its_name(notebook: Kernel) -> None:
     notebook.ok("Model.options(name='shown').remote()")
     again = "m = Model.options(name='shown').remote(); gpunb.get(m.ids.remote())"
     assert notebook.ok(again).value in ("[0]", "[1]")
@@ -110,7 +112,7 @@ def test_a_name_is_free_that_only_an_output_kept(notebook: Kernel) -> None:
     assert_free(notebook)
 
 
-def test_outputs_do_not_keep_what_a_name_kept(notebook: Kernel) -> None:
+def test_outputs_do_not_keep_an_actor_whose_name_is_deleted(notebook: Kernel) -> None:
     notebook.ok("m = Model.remote()")
     notebook.ok("m")
     notebook.ok("[m, m]")
@@ -146,7 +148,7 @@ def test_an_actor_prints_into_the_cell_that_called_it(notebook: Kernel) -> None:
     assert_free(notebook)
 
 
-def test_a_handle_in_a_gpu_cell(notebook: Kernel) -> None:
+def test_a_gpu_cell_can_use_a_handle_of_the_notebook(notebook: Kernel) -> None:
     notebook.ok("m = Model.remote()")
     assert notebook.ok(
         "%%gpu\nids = gpunb.get(m.ids.remote()), gpunb.get_gpu_ids()\nids"
@@ -157,7 +159,7 @@ def test_a_handle_in_a_gpu_cell(notebook: Kernel) -> None:
     assert_free(notebook)
 
 
-def test_awaiting(notebook: Kernel) -> None:
+def test_a_notebook_can_await_refs(notebook: Kernel) -> None:
     assert notebook.ok("await later.remote(0, 1)").value == "1"
     code = "await asyncio.gather(*[later.remote(0, i) for i in range(5)])"
     assert notebook.ok(code).value == "[0, 1, 2, 3, 4]"
@@ -185,6 +187,7 @@ def test_stop_ends_the_wait_and_not_the_task(notebook: Kernel, wait: str) -> Non
     while min(took, default=1) >= 0.8 and len(took) < 3:  # a busy machine may be late
         notebook.ok("ref = later.remote(1.5, 7)")
         waiting = notebook.start(wait)
+        notebook.begun(waiting)
         time.sleep(0.4)
         start = time.monotonic()
         notebook.interrupt()

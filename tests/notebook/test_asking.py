@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpunb.core.options import Options
-from gpunb.core.resources import UNIT, Demand
-from gpunb.notebook.lasting import again, differences, lasting
-from gpunb.notebook.lines import options
+from gpunb.notebook.line_options import options
 from gpunb.notebook.magics import GpuMagics
+from gpunb.notebook.session_options import again, differences, lasting
+from gpunb.scheduler.options import Options
+from gpunb.scheduler.resources import UNIT, Demand
 
 GiB = 2**30
 
@@ -28,7 +28,7 @@ def asked(line: str) -> Options:
         ("-r NPU=2 -r port=1", Demand(cpus=UNIT, resources=(("NPU", 2 * UNIT), ("port", UNIT)))),
     ],
 )
-def test_devices_by_size_and_of_other_kinds(line: str, demand: Demand) -> None:
+def test_a_line_asks_for_devices_by_size_and_of_other_kinds(line: str, demand: Demand) -> None:
     assert asked(line).demand() == demand
 
 
@@ -36,7 +36,7 @@ _STARTED = "10GiB --type A100,V100 --min-memory 20GiB -c 1 -r lic=1 --env Q=1 --
 
 
 @pytest.mark.parametrize(
-    ("said", "others"),
+    ("line", "others"),
     [
         ("", []),
         (f"{_STARTED} --timeout 5 --name x --bg", []),
@@ -57,16 +57,16 @@ _STARTED = "10GiB --type A100,V100 --min-memory 20GiB -c 1 -r lic=1 --env Q=1 --
         ),
     ],
 )
-def test_what_a_cell_says_otherwise_of_its_sessions_process(
-    said: str, others: list[tuple[str, str]]
+def test_differences_between_a_cell_and_its_session_are_listed(
+    line: str, others: list[tuple[str, str]]
 ) -> None:
-    asks = GpuMagics.gpu.parser.parse_args(said.split())
+    asks = GpuMagics.gpu.parser.parse_args(line.split())
     shares = asks.share is not None
-    assert differences(asked(_STARTED), asked(said), shares) == others
+    assert list(differences(asked(_STARTED), asked(line), shares)) == others
 
 
 @pytest.mark.parametrize(
-    ("said", "all_of_it"),
+    ("line", "all_of_it"),
     [
         ("--timeout 5 --name x", _STARTED),
         ("0.5 --timeout 5", _STARTED.replace("10GiB", "0.5")),
@@ -75,23 +75,23 @@ def test_what_a_cell_says_otherwise_of_its_sessions_process(
         ("--min-memory 1GiB", f"{_STARTED} --min-memory 1GiB"),
     ],
 )
-def test_a_session_that_has_ended_starts_as_before_but_for_what_is_said(
-    said: str, all_of_it: str
+def test_an_ended_session_starts_again_with_the_changes_of_the_cell(
+    line: str, all_of_it: str
 ) -> None:
-    shares = GpuMagics.gpu.parser.parse_args(said.split()).share is not None
-    made = again(asked(_STARTED), asked(said), shares)
+    shares = GpuMagics.gpu.parser.parse_args(line.split()).share is not None
+    made = again(asked(_STARTED), asked(line), shares)
     assert lasting(made).spec("s") == lasting(asked(all_of_it)).spec("s")
 
 
-def test_what_was_said_of_nothing_can_be_said_of_a_bare_session() -> None:
+def test_options_equal_to_those_of_a_session_do_not_differ() -> None:
     own = asked("")
-    for said in ("1", "--cpus 0", "--env A=1"):
-        assert bool(differences(own, asked(said), asked=True)) is ("env" in said)
-    assert differences(asked("--no-caps"), asked("--no-caps"), asked=False) == []
+    for line in ("1", "--cpus 0", "--env A=1"):
+        assert bool(list(differences(own, asked(line), asked=True))) is ("env" in line)
+    assert not list(differences(asked("--no-caps"), asked("--no-caps"), asked=False))
 
 
 @pytest.mark.parametrize("text", ["NPU", "NPU=", "=1", "NPU=many", "NPU=nan"])
-def test_a_resource_that_is_not_one_is_refused(text: str) -> None:
+def test_a_resource_without_a_number_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="NAME=AMOUNT, such as NPU=1"):
         asked(f"--resource {text}")
 

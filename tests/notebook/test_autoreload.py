@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import gpunb
-from gpunb.workers import modules
-from gpunb.workers.modules import Loaded
+from gpunb.worker import user_modules
+from gpunb.worker.user_modules import Loaded
 from tests.notebook.kernels import Kernel, kernel
 from tests.sessions import PATIENCE, eventually
 
@@ -34,13 +34,13 @@ def write(path: Path, text: str) -> None:
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Imports a module out of a folder of its own, the only one that counts as the user's."""
     monkeypatch.syspath_prepend(tmp_path)
-    of = modules._users_file
+    of = user_modules.users_file
 
     def users_file(name: str) -> str | None:
         path = of(name)
         return path if path is not None and path.startswith(str(tmp_path)) else None
 
-    monkeypatch.setattr(modules, "_users_file", users_file)
+    monkeypatch.setattr(user_modules, "users_file", users_file)
     yield lambda name: __import__(name, fromlist=["x"])
     for name in [name for name in sys.modules if users_file(name)]:
         del sys.modules[name]
@@ -51,7 +51,7 @@ def settle() -> None:
     time.sleep(0.03)
 
 
-def test_what_was_not_edited_is_not_said_to_be(tmp_path: Path, imported: Any) -> None:
+def test_files_that_were_not_edited_are_not_reported(tmp_path: Path, imported: Any) -> None:
     write(tmp_path / "quiet.py", "x = 1")
     settle()
     loaded = Loaded()
@@ -65,7 +65,7 @@ def test_what_was_not_edited_is_not_said_to_be(tmp_path: Path, imported: Any) ->
     assert not loaded.edited()
 
 
-def test_an_edit_is_seen(tmp_path: Path, imported: Any) -> None:
+def test_an_edit_is_found(tmp_path: Path, imported: Any) -> None:
     write(tmp_path / "first.py", "x = 1")
     write(tmp_path / "second.py", "import first")
     settle()
@@ -84,7 +84,9 @@ def test_an_edit_is_seen(tmp_path: Path, imported: Any) -> None:
     assert not loaded.edited()
 
 
-def test_an_edit_between_loading_and_the_next_look_is_seen(tmp_path: Path, imported: Any) -> None:
+def test_an_edit_between_the_import_and_the_next_check_is_found(
+    tmp_path: Path, imported: Any
+) -> None:
     write(tmp_path / "during.py", "x = 1")
     settle()
     loaded = Loaded()
@@ -93,7 +95,7 @@ def test_an_edit_between_loading_and_the_next_look_is_seen(tmp_path: Path, impor
     assert loaded.edited() == ["during"]
 
 
-def test_a_file_with_an_old_time_in_its_place_is_seen(tmp_path: Path, imported: Any) -> None:
+def test_a_replaced_file_with_an_old_time_is_found(tmp_path: Path, imported: Any) -> None:
     write(tmp_path / "moved.py", "x = 1")
     write(tmp_path / "other", "x = 2")
     os.utime(tmp_path / "other", (1, 1))
@@ -117,7 +119,7 @@ def test_a_part_of_a_package_without_a_file_is_imported_anew(tmp_path: Path, imp
     assert inner.x == 2
 
 
-def test_a_look_is_cheap() -> None:
+def test_a_check_for_edits_is_cheap() -> None:
     loaded = Loaded()
     loaded.edited()
     count = len(loaded._files) + 1
@@ -174,7 +176,7 @@ def test_the_next_task_on_the_same_worker_has_the_new_code(
         del sys.modules["helping"]
 
 
-def test_an_edit_while_a_task_runs(start: Any, folder: Path) -> None:
+def test_an_edit_while_a_task_runs_reaches_the_next_task(start: Any, folder: Path) -> None:
     write(folder / "meanwhile.py", "x = 1")
     start(num_cpus=1)
 
@@ -202,7 +204,7 @@ def test_an_edit_while_a_task_runs(start: Any, folder: Path) -> None:
     assert get(look.remote()) == (pid, 2)
 
 
-def test_what_the_zygote_has_loaded_is_loaded_anew(
+def test_edited_modules_that_the_zygote_imported_are_imported_anew(
     start: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder / "preloaded.py", "import os\nx, pid = 1, os.getpid()")
@@ -255,7 +257,9 @@ def cell(here: Path) -> Iterator[Kernel]:
 
 
 @pytest.mark.kernel
-def test_a_cell_has_the_new_code_whatever_the_notebook_has(cell: Kernel, here: Path) -> None:
+def test_a_cell_has_the_new_code_even_if_the_notebook_has_the_old_one(
+    cell: Kernel, here: Path
+) -> None:
     write(here / "plain.py", "def f(): return 1")
     cell.ok("import plain\nfrom plain import f")
     assert cell.ok("%%gpu\nplain.f(), f()").value == "(1, 1)"
@@ -265,7 +269,7 @@ def test_a_cell_has_the_new_code_whatever_the_notebook_has(cell: Kernel, here: P
 
 
 @pytest.mark.kernel
-def test_a_session_does_as_the_notebook_does(cell: Kernel, here: Path) -> None:
+def test_a_session_reloads_if_the_notebook_does(cell: Kernel, here: Path) -> None:
     text = "def f(): return {0}\nclass Thing:\n    def g(self): return {0}"
     write(here / "lasting.py", text.format(1))
     look = "lasting.f(), f(), thing.g()"
@@ -308,7 +312,7 @@ def test_a_new_function_of_an_edited_module_reaches_a_session(cell: Kernel, here
 
 
 @pytest.mark.kernel
-def test_only_the_modules_that_were_chosen(cell: Kernel, here: Path) -> None:
+def test_only_modules_chosen_with_aimport_are_reloaded(cell: Kernel, here: Path) -> None:
     write(here / "chosen.py", "x = 1")
     write(here / "unchosen.py", "x = 1")
     cell.ok("%load_ext autoreload\n%autoreload 1\n%aimport chosen")

@@ -9,16 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
-from gpunb.runtime import log as logs
-from tests.notebook.kernels import Kernel, Result, kernel, leaving_nothing, plain
-from tests.sessions import ROOT, session
+from gpunb.engine import job_log as logs
+from tests.notebook.kernels import Kernel, Result, kernel, leaving_nothing
+from tests.sessions import ROOT
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.kernel
@@ -43,8 +39,8 @@ for each in 'abc':
     gate(each)
 
 def handle(number):  # of the background cell with that number
-    from gpunb.notebook import jobs
-    made = jobs.of(get_ipython())._jobs.values()
+    from gpunb.notebook import background, shell
+    made = shell.of(get_ipython()).part(background.Jobs)._handles.values()
     return [each for each in made if each.number == number][-1]
 """
 
@@ -114,7 +110,7 @@ def test_all_output_is_under_its_own_cell(notebook: Kernel) -> None:
     assert " on GPU 0, peak " in card(first)
 
 
-def test_a_figure_and_a_display_that_is_updated(notebook: Kernel) -> None:
+def test_figures_and_updated_displays_are_under_their_cell(notebook: Kernel) -> None:
     result = notebook.ok(
         "%%gpu --bg\nimport matplotlib.pyplot as plt\nh = display('one', display_id=True)\n"
         "h.update('two')\nplt.plot([1, 2]);"
@@ -139,7 +135,7 @@ def test_the_card_stays_when_a_cell_clears_its_output(notebook: Kernel, wait: bo
     assert result.stdout.endswith("frame 2\n")
 
 
-def test_a_failure_is_shown_at_once_and_told_once(notebook: Kernel) -> None:
+def test_a_failure_is_shown_at_once_and_reported_once(notebook: Kernel) -> None:
     result = notebook.ok("%%gpu --bg\nbefore_error = 1\nprint('out')\n1 / 0")
     notebook.late(lambda: result.ename)
     assert result.ename == "ZeroDivisionError"
@@ -147,9 +143,9 @@ def test_a_failure_is_shown_at_once_and_told_once(notebook: Kernel) -> None:
     assert "gpunb" not in result.traceback.replace("%%gpu", "")
     notebook.late(lambda: ended(result))
     assert " failed after " in card(result)
-    told = notebook.ok("print('next')")
-    assert told.stdout == "next\n"
-    assert "has failed: ZeroDivisionError: division by zero" in told.stderr
+    reported = notebook.ok("print('next')")
+    assert reported.stdout == "next\n"
+    assert "has failed: ZeroDivisionError: division by zero" in reported.stderr
     assert not notebook.ok("print('after')").stderr
     assert notebook.value(f"({job(result)}.state, before_error)") == ("failed", 1)
     raised = notebook(f"{job(result)}.result")
@@ -157,47 +153,47 @@ def test_a_failure_is_shown_at_once_and_told_once(notebook: Kernel) -> None:
     assert f"Cell In[{result.count}], line 4" in raised.traceback
 
 
-def test_a_failure_while_a_cell_runs_is_known_there(notebook: Kernel) -> None:
+def test_a_failure_is_visible_while_another_cell_runs(notebook: Kernel) -> None:
     result = notebook.ok("%%gpu --bg\n1 / 0")
     code = f"job = {job(result)}\nwhile not job.done(): time.sleep(0.01)\njob.state"
     assert notebook.ok(code).value == "'failed'"
 
 
-def test_a_failure_is_not_told_again_when_its_result_was_asked_for(notebook: Kernel) -> None:
+def test_a_failure_is_not_reported_after_its_result_was_requested(notebook: Kernel) -> None:
     result = notebook.ok("%%gpu --bg\nwait('a')\n1 / 0")
     raised = notebook(f"open_gate('a')\n{job(result)}.result")
     assert raised.ename == "ZeroDivisionError"
     assert not notebook.ok("print('after')").stderr
 
 
-def test_a_failure_is_told_by_wait(notebook: Kernel) -> None:
+def test_wait_reports_a_failure(notebook: Kernel) -> None:
     first = notebook.ok("%%gpu --bg\nwait('a')\n1 / 0")
     second = notebook.ok("%%gpu --bg\nwait('b')")
-    told = notebook.ok("open_gate('a'); open_gate('b')\n%gpu wait")
-    assert told.stdout == "1 done, 1 failed\n"
-    assert told.stderr.count("has failed: ZeroDivisionError") == 1
+    reported = notebook.ok("open_gate('a'); open_gate('b')\n%gpu wait")
+    assert reported.stdout == "1 done, 1 failed\n"
+    assert reported.stderr.count("has failed: ZeroDivisionError") == 1
     assert not notebook.ok("print('after')").stderr
     assert notebook.value(f"({job(first)}.done(), {job(second)}.done())") == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("line", "body", "ename", "says"),
+    ("line", "body", "ename", "message"),
     [
         ("", "import os\nos._exit(3)", "WorkerCrashedError", "exited with status 3"),
         ("--timeout 0.2", "time.sleep(60)", "TimeoutError", "timeout of 0.2 s"),
     ],
 )
-def test_other_ends_are_errors_of_its_cell(
-    notebook: Kernel, line: str, body: str, ename: str, says: str
+def test_crashes_and_timeouts_are_errors_of_the_cell(
+    notebook: Kernel, line: str, body: str, ename: str, message: str
 ) -> None:
     result = notebook.ok(f"%%gpu --bg {line}\n{body}")
     notebook.late(lambda: ended(result))
     assert (result.ename, notebook.value(f"{job(result)}.state")) == (ename, "failed")
-    assert says in result.evalue
+    assert message in result.evalue
     notebook.ok("%gpu wait")
 
 
-def test_what_cannot_be_handed_in_is_the_cells_error(notebook: Kernel) -> None:
+def test_a_cell_that_cannot_be_submitted_fails_at_once(notebook: Kernel) -> None:
     assert "half" in notebook("%%gpu half --bg\npass").stderr
     assert notebook("%%gpu --bg\nx = = 1").ename == "SyntaxError"
     assert notebook("%%gpu 3 --bg\npass").ename == "InfeasibleRequestError"
@@ -217,7 +213,7 @@ def test_names_are_bound_between_cells(notebook: Kernel) -> None:
     assert card(result).endswith("; bound f, late_name>")
 
 
-def test_a_name_that_was_touched_meanwhile_is_left_alone(notebook: Kernel) -> None:
+def test_a_name_that_the_notebook_changed_meanwhile_stays(notebook: Kernel) -> None:
     notebook.ok("rebound, deleted, inplace, kept, twin = 1.5, 2, [1], [5], None\ntwin = kept")
     result = notebook.ok(
         "%%gpu --bg\nwait('a')\nrebound = 2.5; deleted = 3; inplace.append(2); kept.append(6)\n"
@@ -242,7 +238,7 @@ def test_a_name_that_was_touched_meanwhile_is_left_alone(notebook: Kernel) -> No
     }
 
 
-def test_cells_that_bind_the_same_name_do_so_in_their_order(notebook: Kernel) -> None:
+def test_cells_that_bind_the_same_name_bind_it_in_their_order(notebook: Kernel) -> None:
     notebook.ok("same = 0")
     first = notebook.ok("%%gpu 0.5 --bg\nwait('a')\nimport json\nsame = 1")
     second = notebook.ok("%%gpu 0.5 --bg\nwait('b')\nimport json\nsame = 2")
@@ -255,7 +251,7 @@ def test_cells_that_bind_the_same_name_do_so_in_their_order(notebook: Kernel) ->
     assert "left alone: same" in card(second)
 
 
-def test_what_stays_in_the_worker_is_said_under_its_cell(notebook: Kernel) -> None:
+def test_values_that_stay_in_the_worker_are_named_under_the_cell(notebook: Kernel) -> None:
     result = notebook.ok("%%gpu --bg\nwait('a')\ngen = (i for i in range(3))\nfine = 1")
     other = notebook.ok(f"open_gate('a'); {job(result)}.wait(); print(fine)")
     assert other.stdout == "1\n"
@@ -273,7 +269,7 @@ def test_a_handle_keeps_no_object_alive(notebook: Kernel) -> None:
     assert notebook.value(f"{job(result)}.names") == {}
 
 
-def test_many_cells_on_few_devices(notebook: Kernel) -> None:
+def test_many_cells_share_few_devices(notebook: Kernel) -> None:
     results = [notebook.ok(f"%%gpu --bg\nprint('cell', {i})\nmany_{i} = {i}") for i in range(20)]
     notebook.ok("%gpu wait")
     for i, result in enumerate(results):
@@ -285,7 +281,7 @@ def test_many_cells_on_few_devices(notebook: Kernel) -> None:
 # --------------------------------------------------------------------------------------- handles
 
 
-def test_a_handle(notebook: Kernel) -> None:
+def test_a_handle_has_state_names_result_and_logs(notebook: Kernel) -> None:
     holding = notebook.ok(
         "%%gpu 2 --bg --name holds\nprint('ready')\nwait('a')\nvalue = 6\nvalue + 1"
     )
@@ -307,7 +303,7 @@ def test_a_handle(notebook: Kernel) -> None:
     assert "holds done on GPU 0, 1" in html
 
 
-def test_awaiting_handles(notebook: Kernel) -> None:
+def test_handles_can_be_awaited(notebook: Kernel) -> None:
     made = [notebook.ok(f"%%gpu 0.5 --bg\n{i} * 10") for i in range(3)]
     assert notebook.ok(f"await {job(made[0])}").value == "0"
     together = f"await asyncio.gather({', '.join(map(job, made))})"
@@ -321,6 +317,7 @@ def test_stop_ends_the_wait_and_not_the_job(notebook: Kernel, wait: str) -> None
     result = notebook.ok("%%gpu --bg\nwait('a')\nwaited = 5")
     notebook.ok(f"job = {job(result)}")
     waiting = notebook.start(wait)
+    notebook.begun(waiting)
     time.sleep(0.3)
     notebook.interrupt()
     notebook.finish(waiting)
@@ -330,7 +327,7 @@ def test_stop_ends_the_wait_and_not_the_job(notebook: Kernel, wait: str) -> None
     assert notebook.value("(job.names, waited)") == ({"waited": 5}, 5)
 
 
-def test_stop_of_another_cell_is_not_its_business(notebook: Kernel) -> None:
+def test_stop_of_another_cell_does_not_stop_it(notebook: Kernel) -> None:
     result = notebook.ok("%%gpu 0.5 --bg\nwait('a')\nuntouched = 1")
     other = notebook.start("%%gpu 0.5\nprint('ready')\ntime.sleep(60)")
     notebook.shows(other, "ready")
@@ -340,7 +337,7 @@ def test_stop_of_another_cell_is_not_its_business(notebook: Kernel) -> None:
     assert notebook.value("untouched") == 1
 
 
-def test_cancelling(notebook: Kernel) -> None:
+def test_a_job_can_be_cancelled(notebook: Kernel) -> None:
     running = notebook.ok("%%gpu 2 --bg\nkept_before = 1\nprint('ready')\ntime.sleep(60)")
     queued = notebook.ok("%%gpu --bg\nprint('never')")
     stubborn = "while True:\n    try:\n        print('ready')\n        time.sleep(60)\n"
@@ -374,7 +371,7 @@ def test_jobs_outlive_a_reload(notebook: Kernel) -> None:
     assert notebook.ok(f"%gpu logs {shown}").stdout == "printed\n"
 
 
-def test_a_session_that_ends_takes_its_jobs(notebook: Kernel) -> None:
+def test_shutdown_ends_background_cells(notebook: Kernel) -> None:
     done = notebook.ok("%%gpu --bg\nin_time = 3")
     running = notebook.ok("%%gpu 2 --bg\nprint('ready')\ntime.sleep(60)")
     notebook.shows(running, "ready")
@@ -415,7 +412,7 @@ def test_a_killed_kernel_leaves_nothing(tmp_path: Path) -> None:
 NOTE = "runs to its end first"
 
 
-def test_where_nobody_would_see_it_a_cell_runs_to_its_end(notebook: Kernel) -> None:
+def test_without_a_user_a_background_cell_runs_to_its_end_first(notebook: Kernel) -> None:
     notebook.stdin = False
     try:
         result = notebook.ok("%%gpu --bg\nprint('printed')\nheadless = 2\nheadless + 1")
@@ -472,51 +469,10 @@ def test_notebooks_that_are_executed_lose_nothing(tmp_path: Path) -> None:
     run(*nbval, f"--rootdir={tmp_path}", str(tmp_path / "out.ipynb"))
 
 
-@pytest.fixture
-def terminal() -> Iterator[Any]:
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    made = InteractiveShell.instance(config=config)
-    made.colors = "nocolor"
-    with session(num_gpus=1, preload=None):
-        made.run_line_magic("load_ext", "gpunb")
-        yield made
-        made.run_line_magic("unload_ext", "gpunb")
-    InteractiveShell.clear_instance()
-
-
-def test_in_a_terminal_it_shows_at_the_next_prompt(terminal: Any) -> None:
-    def run(code: str) -> Any:
-        with capture_output() as captured:
-            result = terminal.run_cell(code, store_history=True)
-        return result, captured
-
-    made, nothing = run("%%gpu --bg --name mine\nprint('printed')\ndisplay(5)\nhere = 3\nhere + 1")
-    assert not nothing.stdout
-    handle = made.result
-    eventually(handle.done)
-    _, seen = run("print('own')")
-    assert seen.stdout == "printed\nown\n"
-    assert [each.data["text/plain"] for each in seen.outputs] == ["5", "4"]
-    assert "mine done after" in seen.stderr
-    assert terminal.user_ns["here"] == 3
-    failing = run("%%gpu --bg\n1 / 0")[0].result
-    eventually(failing.done)
-    _, seen = run("print('own')")
-    assert plain(seen.stderr).count("ZeroDivisionError: division by zero") == 1
-    assert failing.state == "failed"
-    waiting = run("%%gpu --bg\nimport time\ntime.sleep(0.3)\nthere = 4")[0].result
-    run("%reload_ext gpunb")
-    run("%gpu wait")
-    assert terminal.user_ns["there"] == 4
-    assert waiting.done()
-
-
 # ------------------------------------------------------------------------------------------- logs
 
 
-def test_logs_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_logs_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_shelf", logs._Shelf())
     monkeypatch.setattr(logs, "FILES", 3)
     monkeypatch.setattr(logs, "MOST", 1 << 20)
@@ -541,7 +497,7 @@ def test_logs_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(small[-1])[-1] == show
 
 
-def test_a_job_that_prints_very_much(notebook: Kernel) -> None:
+def test_a_job_that_prints_very_much_is_cut_short(notebook: Kernel) -> None:
     result = notebook.ok("%%gpu --bg\nfor i in range(400_000): print('line', i)")
     notebook.ok("%gpu wait")
     notebook.late(lambda: ended(result), 3 * PATIENCE)

@@ -139,6 +139,6 @@ def _marked(snippet: Snippet) -> Any:
 
 
 @pytest.mark.parametrize("snippet", [*map(_marked, snippets())])
-def test_does_what_a_plain_cell_does(cell: Kernel, snippet: Snippet) -> None:
+def test_a_gpu_cell_does_the_same_as_a_plain_cell(cell: Kernel, snippet: Snippet) -> None:
     under, plain = compare(cell, snippet)
     assert under == plain

@@ -18,8 +18,8 @@ print(json.dumps([[j["state"], j["background"], j["kind"]] for j in gpunb.status
 
 def last(cell: Kernel) -> list[object]:
     """State, whether in the background, and kind of what ended last."""
-    said: list[object] = json.loads(cell(ASK).stdout)[0]
-    return said
+    printed: list[object] = json.loads(cell(ASK).stdout)[0]
+    return printed
 
 
 def test_a_cell_that_raised_has_failed(cell: Kernel) -> None:
@@ -29,7 +29,7 @@ def test_a_cell_that_raised_has_failed(cell: Kernel) -> None:
     assert last(cell) == ["done", False, "cell"]
 
 
-def test_a_cell_in_the_background_is_told_from_others(
+def test_the_status_tells_background_cells_from_others(
     cell: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cell, "stdin", True)

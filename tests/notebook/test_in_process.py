@@ -10,44 +10,33 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
 import gpunb
-from gpunb import backend, serialize
-from gpunb.backend import Outcome
-from gpunb.core.options import Options
+from gpunb.data import serialize
 from gpunb.exceptions import OutOfMemoryError
-from gpunb.notebook import cells, running
-from gpunb.notebook.shipping import Shipment
+from gpunb.notebook import cell as notebook_cell
+from gpunb.notebook import foreground
+from gpunb.notebook import shell as notebook_shell
+from gpunb.notebook.capture import CellRequest
+from gpunb.notebook.shipment import Shipment
+from gpunb.protocol import backend
+from gpunb.protocol.backend import Outcome
+from gpunb.scheduler.options import Options
+from tests.notebook.kernels import plain
 from tests.sessions import assert_idle, session
+from tests.shells import gpunb_shell, run
 from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Any]:
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    made = InteractiveShell.instance(config=config)
-    made.colors = "nocolor"
-    with session(num_gpus=1, preload=None):
-        made.run_line_magic("load_ext", "gpunb")
+    with session(num_gpus=1, preload=None), gpunb_shell() as made:
         yield made
         assert_idle()
-        made.run_line_magic("unload_ext", "gpunb")
-    InteractiveShell.clear_instance()
 
 
-def run(shell: Any, code: str) -> tuple[Any, str]:
-    """The result of a cell, and what it wrote to standard output."""
-    with capture_output() as captured:
-        result = shell.run_cell(code, store_history=True)
-    return result, captured.stdout
-
-
-def test_names_output_and_result(shell: Any) -> None:
+def test_a_cell_changes_names_and_shows_its_output_and_value(shell: Any) -> None:
     shell.user_ns["a"] = [1]
     result, text = run(shell, "%%gpu\na.append(2)\nb = len(a)\nprint('printed')\na")
     assert result.success
@@ -57,7 +46,7 @@ def test_names_output_and_result(shell: Any) -> None:
     assert shell.user_ns["_"] == [1, 2]
 
 
-def test_error(shell: Any) -> None:
+def test_an_error_is_raised_after_the_names_are_bound(shell: Any) -> None:
     result, text = run(shell, "%%gpu\nx = 5\n1 / 0")
     assert isinstance(result.error_in_exec, ZeroDivisionError)
     assert shell.user_ns["x"] == 5
@@ -65,26 +54,40 @@ def test_error(shell: Any) -> None:
     assert "gpunb/" not in text
 
 
-def test_syntax_error(shell: Any) -> None:
+def test_a_segmentation_fault_names_the_line(shell: Any) -> None:
+    code = "import ctypes, sys\nprint('first', file=sys.stderr)\ndef f(): ctypes.string_at(0)\nf()"
+    number = shell.execution_count
+    result, _ = run(shell, f"%%gpu\n{code}")
+    (text,) = notebook_cell.lines_of(result.error_in_exec)
+    assert "was killed by SIGSEGV" in text
+    first, fatal, *stack = text.partition("standard error were:\n")[2].splitlines()
+    assert (first, fatal) == ("first", "Fatal Python error: Segmentation fault")
+    assert stack[-2:] == [
+        f"  Cell In[{number}], line 4 in f",
+        f"  Cell In[{number}], line 5 in <module>",
+    ]
+
+
+def test_a_syntax_error_names_its_line(shell: Any) -> None:
     result, text = run(shell, "%%gpu\nx = = 5")
     assert not result.success
     assert "line 2" in text
 
 
-def test_functions_at_home(shell: Any) -> None:
+def test_functions_of_a_cell_see_the_notebooks_names(shell: Any) -> None:
     run(shell, "%%gpu\ndef f(): return later")
     shell.user_ns["later"] = 7
     assert shell.user_ns["f"]() == 7
     assert shell.user_ns["f"].__globals__ is shell.user_ns
 
 
-def test_status(shell: Any) -> None:
+def test_the_bare_magic_shows_the_devices(shell: Any) -> None:
     result, text = run(shell, "%gpu")
     assert "GPU" in text
     assert result.result.facts["devices"]
 
 
-def test_usage(shell: Any) -> None:
+def test_a_wrong_option_is_a_usage_error_and_help_lists_options(shell: Any) -> None:
     result, _ = run(shell, "%%gpu --wrong\npass")
     assert type(result.error_in_exec).__name__ == "UsageError"
     with capture_output() as captured:
@@ -92,7 +95,7 @@ def test_usage(shell: Any) -> None:
     assert "--timeout" in captured.stdout + str(captured.outputs)
 
 
-def test_from_another_thread(shell: Any) -> None:
+def test_a_cell_can_run_from_another_thread(shell: Any) -> None:
     outcome = []
 
     def work() -> None:
@@ -111,7 +114,7 @@ def test_stop_at_any_moment_leaves_nothing_running(
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
     timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-    stops = running._stops
+    stops = foreground.stops
 
     @contextlib.contextmanager
     def stopped(sink: Any) -> Iterator[Any]:
@@ -119,8 +122,8 @@ def test_stop_at_any_moment_leaves_nothing_running(
             timer.start()
             yield user
 
-    monkeypatch.setattr(running, "_stops", stopped)
-    monkeypatch.setattr(running, "GRACE", 30.0)
+    monkeypatch.setattr(foreground, "stops", stopped)
+    monkeypatch.setattr(foreground, "GRACE", 30.0)
     result, _ = run(shell, "%%gpu\nwhile True: pass")
     timer.join()
     assert isinstance(result.error_in_exec, KeyboardInterrupt)
@@ -129,7 +132,7 @@ def test_stop_at_any_moment_leaves_nothing_running(
 
 
 def stop(what: str, **more: Any) -> threading.Thread:
-    """Have the session's desk stop the cell that comes, once it is there."""
+    """Have the control server of the session stop the cell that comes, once it is there."""
 
     def ask() -> None:
         def cell() -> Any:
@@ -183,7 +186,7 @@ def test_a_session_outlives_a_cell_that_is_stopped_before_it_begins(shell: Any) 
     run(shell, "%gpu stop kept")
 
 
-def test_a_stop_is_no_timeout(shell: Any) -> None:
+def test_a_stop_is_not_reported_as_a_timeout(shell: Any) -> None:
     thread = stop("interrupt")
     result, _ = run(shell, f"%%gpu --timeout 600\n{ENDLESS}")
     thread.join()
@@ -192,18 +195,49 @@ def test_a_stop_is_no_timeout(shell: Any) -> None:
     assert isinstance(result.error_in_exec, TimeoutError)
 
 
-def test_the_end_of_a_cell_for_want_of_memory_says_that_its_share_is_free(shell: Any) -> None:
+def test_an_out_of_memory_error_names_the_share_that_is_free_again(shell: Any) -> None:
     """With the system's signal for it, as the runtime reports it."""
     error = OutOfMemoryError("its worker was killed by SIGKILL\nThe machine was short of memory.")
     outcome = Outcome(serialize.dumps(error), failed=True)
-    request = cells.Request("pass", "", Options())
+    request = CellRequest("pass", "", Options())
     for line, share in (("0.5", "; its share of GPU 0 is free again"), ("0", "")):
         run(shell, f"%%gpu {line} --name ran\npass")
         ended = gpunb.status()["finished"]
         ran = next(job["id"] for job in ended if job["name"] == "ran"), 0
-        handed = cells.HandedIn(shell, request, backend.current(), ran, "x", 1, Shipment({}))
-        home, raised = cells.conclude(handed, outcome)
+        handed = notebook_cell.HandedIn(
+            notebook_shell.of(shell), request, backend.current(), ran, "x", 1, Shipment({})
+        )
+        home, raised = notebook_cell.conclude(handed, outcome)
         assert home is None
         assert type(raised) is OutOfMemoryError
         first, last = "its worker was killed by SIGKILL", "The machine was short of memory."
-        assert cells.lines_of(raised) == [f"OutOfMemoryError: {first}{share}\n{last}"]
+        assert notebook_cell.lines_of(raised) == [f"OutOfMemoryError: {first}{share}\n{last}"]
+
+
+def test_in_a_terminal_output_is_shown_at_the_next_prompt(shell: Any) -> None:
+    def shown(code: str) -> Any:
+        with capture_output() as captured:
+            result = shell.run_cell(code, store_history=True)
+        return result, captured
+
+    made, nothing = shown(
+        "%%gpu --bg --name mine\nprint('printed')\ndisplay(5)\nhere = 3\nhere + 1"
+    )
+    assert not nothing.stdout
+    handle = made.result
+    eventually(handle.done)
+    _, seen = shown("print('own')")
+    assert seen.stdout == "printed\nown\n"
+    assert [each.data["text/plain"] for each in seen.outputs] == ["5", "4"]
+    assert "mine done after" in seen.stderr
+    assert shell.user_ns["here"] == 3
+    failing = shown("%%gpu --bg\n1 / 0")[0].result
+    eventually(failing.done)
+    _, seen = shown("print('own')")
+    assert plain(seen.stderr).count("ZeroDivisionError: division by zero") == 1
+    assert failing.state == "failed"
+    waiting = shown("%%gpu --bg\nimport time\ntime.sleep(0.3)\nthere = 4")[0].result
+    shown("%reload_ext gpunb")
+    shown("%gpu wait")
+    assert shell.user_ns["there"] == 4
+    assert waiting.done()

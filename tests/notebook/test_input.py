@@ -53,7 +53,7 @@ def test_input_and_getpass_ask_the_user(cell: Kernel) -> None:
     assert cell.value("(name, word, nothing)") == ("Ann", "secret", "")
 
 
-def test_a_session_asks_too(cell: Kernel) -> None:
+def test_a_cell_of_a_session_asks_the_user(cell: Kernel) -> None:
     try:
         for answer in ("1", "2"):
             running = start(cell, "%%gpu 0.5 --session asks\nprint(input('? '))")
@@ -97,9 +97,9 @@ def test_a_cell_may_ask_again_after_stop(cell: Kernel) -> None:
     assert cell.value("answer") == "yes"
 
 
-def test_a_second_question_may_take_its_time(cell: Kernel) -> None:
+def test_a_second_question_after_stop_has_no_time_limit(cell: Kernel) -> None:
     """Longer than a cell has to end after Stop."""
-    cell.ok("import gpunb.notebook.running as following\nfollowing.GRACE, before = 0.5, 5.0")
+    cell.ok("import gpunb.notebook.foreground as following\nfollowing.GRACE, before = 0.5, 5.0")
     code = (
         "import time\ntry: input('? ')\nexcept KeyboardInterrupt: answer = input('really? ')\n"
         "time.sleep(0.2)\nafterwards = answer"
@@ -134,7 +134,7 @@ def test_a_timeout_ends_a_question(cell: Kernel) -> None:
 
 
 @pytest.mark.parametrize("question", ["input('? ')", "__import__('getpass').getpass()"])
-def test_where_nobody_can_be_asked_the_kernel_says_so(cell: Kernel, question: str) -> None:
+def test_without_a_user_a_question_raises_the_kernels_error(cell: Kernel, question: str) -> None:
     result = cell(f"%%gpu 0.5\n{question}")
     assert result.ename == "StdinNotImplementedError"
     assert "this frontend does not support input requests" in result.evalue
@@ -157,12 +157,12 @@ def test_a_breakpoint_works_where_commands_can_be_given(cell: Kernel) -> None:
         "%%gpu 0.5\ndef twice(x):\n    y = 2 * x\n    breakpoint()\n    return y\n"
         "result = twice(4)",
     )
-    said = []
+    printed = []
     for command in ("p y", "!y = 30", "c"):
-        said.append(asked(cell)["prompt"])
+        printed.append(asked(cell)["prompt"])
         cell.client.input(command)
     assert cell.finish(running), running.traceback
-    assert said == ["ipdb> "] * 3
+    assert printed == ["ipdb> "] * 3
     assert "\n8\n" in running.stdout
     assert "gpunb/" not in running.stdout
     assert cell.value("result") in (8, 30)  # whether a local can be set depends on Python
@@ -175,7 +175,7 @@ def test_a_breakpoint_without_a_user_is_one_error(cell: Kernel) -> None:
     assert "gpunb/" not in result.traceback
 
 
-def test_debug_after_an_error(cell: Kernel) -> None:
+def test_debug_after_a_workers_error_names_the_ways_to_debug(cell: Kernel) -> None:
     cell("%%gpu 0.5\n1 / 0")
     result = cell("%debug")
     assert result.stderr.startswith("UsageError: %debug: the error was raised in a worker")

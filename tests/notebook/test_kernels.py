@@ -30,7 +30,7 @@ def test_what_a_failed_test_left_running_is_stopped(bare: Kernel) -> None:
     assert bare.ok("2 + 2").value == "4"
 
 
-def test_where_nothing_helps_no_other_test_waits(bare: Kernel) -> None:
+def test_no_test_waits_for_a_kernel_that_cannot_be_stopped(bare: Kernel) -> None:
     stubborn = bare.start(
         "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "print('runs', flush=True)\nwhile True: pass"

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gpunb.workers.sizes import size_of
+from gpunb.worker.cell.sizes import size_of
 from tests.notebook.kernels import Kernel
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ def small(cell: Kernel) -> Iterator[Kernel]:
 
 
 @pytest.mark.kernel
-def test_a_large_value_stays_and_says_why(small: Kernel) -> None:
+def test_a_large_value_stays_in_the_worker_with_a_reason(small: Kernel) -> None:
     result = small.ok("%%gpu\nbig = np.zeros(1 << 20)\nfine = np.ones(3)")
     (line,) = result.stderr.splitlines()
     assert line.startswith("gpunb: 'big' stays in the worker: ")
@@ -41,7 +41,7 @@ def test_a_large_value_stays_and_says_why(small: Kernel) -> None:
 
 
 @pytest.mark.kernel
-def test_what_is_asked_for_comes_home_whatever_its_size(small: Kernel) -> None:
+def test_a_value_named_by_out_comes_home_whatever_its_size(small: Kernel) -> None:
     result = small.ok("%%gpu --out asked\nasked = np.zeros(1 << 20)")
     assert not result.stderr
     assert small.value("asked.nbytes") == 8 * MIB
@@ -50,7 +50,7 @@ def test_what_is_asked_for_comes_home_whatever_its_size(small: Kernel) -> None:
 
 
 @pytest.mark.kernel
-def test_each_name_is_measured_apart(small: Kernel) -> None:
+def test_each_name_is_measured_by_itself(small: Kernel) -> None:
     result = small.ok(
         "%%gpu\nparts = [np.zeros(1 << 16) for _ in range(8)]\nsame = parts[0]\n"
         "table = {'rows': [{'row': np.ones(1 << 17)} for _ in range(3)]}"
@@ -60,7 +60,7 @@ def test_each_name_is_measured_apart(small: Kernel) -> None:
 
 
 @pytest.mark.kernel
-def test_a_value_shown_and_too_large_is_not_kept(small: Kernel) -> None:
+def test_a_large_value_that_is_shown_is_not_kept(small: Kernel) -> None:
     small.ok("'before'")
     result = small.ok("%%gpu\nnp.zeros(1 << 20)")
     assert result.value is not None
@@ -70,7 +70,7 @@ def test_a_value_shown_and_too_large_is_not_kept(small: Kernel) -> None:
 
 
 @pytest.mark.kernel
-def test_what_was_sent_and_has_grown_stays_as_it_was(small: Kernel) -> None:
+def test_a_sent_value_that_became_too_large_stays_unchanged(small: Kernel) -> None:
     small.ok("grows = [1]")
     result = small.ok("%%gpu\ngrows.append(np.zeros(1 << 20))")
     assert "'grows' stays in the worker" in result.stderr
@@ -78,7 +78,7 @@ def test_what_was_sent_and_has_grown_stays_as_it_was(small: Kernel) -> None:
 
 
 @pytest.mark.kernel
-def test_a_session_keeps_it(small: Kernel) -> None:
+def test_a_session_keeps_a_large_value(small: Kernel) -> None:
     try:
         result = small.ok("%%gpu 0 -s large\nheld = np.ones(1 << 20)")
         assert "'held' stays in the worker" in result.stderr
@@ -92,7 +92,7 @@ def test_a_session_keeps_it(small: Kernel) -> None:
 
 
 @pytest.mark.kernel
-def test_in_the_background_the_note_comes_with_the_names(small: Kernel) -> None:
+def test_in_the_background_the_reason_comes_with_the_names(small: Kernel) -> None:
     result = small.ok("%%gpu 0 --bg\nlate_big = np.zeros(1 << 20)\nlate = 1")
     small.ok("%gpu wait")
     small.late(lambda: "'late_big' stays in the worker" in result.stderr)
@@ -172,13 +172,13 @@ def test_the_size_of_a_value_is_about_right(value: Any, size: int) -> None:
     assert size_of(value) == pytest.approx(size, rel=0.15, abs=1000)
 
 
-def test_what_contains_itself_has_a_size() -> None:
+def test_a_value_that_contains_itself_has_a_size() -> None:
     loop: list[Any] = [one]
     loop.append(loop)
     assert size_of(loop) == pytest.approx(800_000, rel=0.01)
 
 
-def test_what_answers_to_any_name_is_not_asked() -> None:
+def test_an_object_with_any_attribute_is_not_asked_for_its_size() -> None:
     class Warns:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"asked for {name}")
@@ -186,7 +186,7 @@ def test_what_answers_to_any_name_is_not_asked() -> None:
     assert size_of(Warns()) < 1000
 
 
-def test_a_look_at_a_value_takes_no_time() -> None:
+def test_estimating_a_size_takes_milliseconds() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]

@@ -18,18 +18,18 @@ from tests.notebook.kernels import Kernel
 from tests.sessions import ROOT
 from tests.waiting import PATIENCE, Gate, eventually
 
-MONITOR = ROOT / "gpunb" / "notebook" / "monitor"
+MONITOR = ROOT / "gpunb" / "live"
 
 
-def test_the_functions_of_the_view(tmp_path: Path) -> None:
+def test_the_functions_of_the_view_work_in_node(tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
-    view = tmp_path / "view.mjs"
-    view.write_text((MONITOR / "view.js").read_text())
+    shutil.copytree(MONITOR / "view", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
     run = subprocess.run(
         [node, "--test", str(Path(__file__).parent / "monitor" / "view.test.mjs")],
-        env={**os.environ, "GPUNB_VIEW": str(view)},
+        env={**os.environ, "GPUNB_VIEW": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -40,12 +40,12 @@ def test_the_functions_of_the_view(tmp_path: Path) -> None:
 
 def test_the_widget_is_one_module(tmp_path: Path) -> None:
     """It travels as a text, and loads nothing from anywhere."""
-    from gpunb.notebook.monitor.widget import Monitor, module
+    from gpunb.live.widget import Monitor
 
-    text = module()
+    text = Monitor._esm
     assert not [line for line in text.splitlines() if line.startswith("import ")]
     exports = [line for line in text.splitlines() if line.startswith("export ")]
-    assert exports == ["export default { render };"]
+    assert exports == ["export default { render: open };"]
     assert not re.search(r"\b(import|require|fetch)\s*\(", text)
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     synced = {name for name in Monitor.class_trait_names(sync=True) if not name.startswith("_")}
@@ -68,7 +68,7 @@ class Page:
         (self.data,) = self.shown.displayed
         self.model = self.data[VIEW]["model_id"]
 
-    def say(self, **content: Any) -> None:
+    def send(self, **content: Any) -> None:
         """Send what the widget's script sends."""
         session = self.cell.client.session
         data = {"method": "custom", "content": {"from": "view", **content}}
@@ -76,23 +76,23 @@ class Page:
         session.send(self.cell.client.shell_channel.socket, message)
 
     def see(self, *, visible: bool = True, focus: bool = False) -> None:
-        self.say(do="visible", visible=visible, focus=focus)
+        self.send(do="visible", visible=visible, focus=focus)
 
     def views(self) -> int:
         """The views of which the kernel knows that they are in sight."""
         widgets = "__import__('ipywidgets').widgets.widget._instances"
         return int(self.cell.value(f"len({widgets}[{self.model!r}]._views)"))
 
-    def _heard(self) -> list[dict[str, Any]]:
+    def _received(self) -> list[dict[str, Any]]:
         messages = [each["content"] for each in self.cell.comms if each["msg_type"] == "comm_msg"]
         return [each["data"] for each in messages if each["comm_id"] == self.model]
 
     def snapshots(self) -> list[dict[str, Any]]:
         """Those that were sent after the first."""
-        return [each["state"]["snapshot"] for each in self._heard() if "state" in each]
+        return [each["state"]["snapshot"] for each in self._received() if "state" in each]
 
     def answers(self) -> list[dict[str, Any]]:
-        return [each["content"] for each in self._heard() if each["method"] == "custom"]
+        return [each["content"] for each in self._received() if each["method"] == "custom"]
 
     def saved(self) -> list[str]:
         """The texts with which the output was brought up to date."""
@@ -133,7 +133,7 @@ shown"""
 
 
 @pytest.mark.kernel
-def test_colab_is_told_what_draws_widgets(cell: Kernel) -> None:
+def test_colab_finds_the_code_that_draws_widgets(cell: Kernel) -> None:
     made = cell.ok(IN_COLAB)
     cell.ok(
         "del sys.modules['google.colab.output']\n"
@@ -146,7 +146,9 @@ def test_colab_is_told_what_draws_widgets(cell: Kernel) -> None:
 
 
 @pytest.mark.kernel
-def test_what_is_shown_and_what_is_sent(cell: Kernel, page: Page, gate: Gate) -> None:
+def test_the_widget_shows_the_status_and_sends_a_small_snapshot(
+    cell: Kernel, page: Page, gate: Gate
+) -> None:
     opened = [each["content"] for each in cell.comms if each["msg_type"] == "comm_open"]
     state = next(each["data"]["state"] for each in opened if each["comm_id"] == page.model)
     assert len(state["snapshot"]["devices"]) == 2
@@ -177,7 +179,7 @@ def test_what_is_shown_and_what_is_sent(cell: Kernel, page: Page, gate: Gate) ->
 
 
 @pytest.mark.kernel
-def test_a_change_is_seen_at_once_and_not_too_often(cell: Kernel, page: Page) -> None:
+def test_a_change_is_sent_at_once_and_not_too_often(cell: Kernel, page: Page) -> None:
     page.see()
     cell.late(page.snapshots)
     before = time.monotonic()
@@ -197,19 +199,24 @@ def test_buttons_work_while_a_cell_keeps_the_kernel(cell: Kernel, page: Page, ga
         f"while not os.path.exists('{gate.folder}/open'): time.sleep(0.01)"
     )
     cell.shows(blocked, "blocks")
-    page.say(do="logs", job=job, id=1)
+    page.send(do="logs", job=job, id=1)
     cell.late(page.answers)
     (answer,) = page.answers()
     assert answer["value"].pop("position") > 0
-    told = {"name": "victim", "state": "running", "text": "victim is there\n", "truncated": False}
-    assert answer == {"ok": True, "value": told, "to": "view", "id": 1}
-    page.say(do="cancel", job=job, force=True, id=2)
+    reported = {
+        "name": "victim",
+        "state": "running",
+        "text": "victim is there\n",
+        "truncated": False,
+    }
+    assert answer == {"ok": True, "value": reported, "to": "view", "id": 1}
+    page.send(do="cancel", job=job, force=True, id=2)
     cell.late(lambda: len(page.answers()) == 2)
     page.see()
     cell.late(lambda: page.snapshots() and not page.snapshots()[-1]["running"])
     ended = page.snapshots()[-1]["finished"][0]
     assert (ended["id"], ended["state"]) == (job, "cancelled")
-    page.say(do="interrupt", job=job, id=3)
+    page.send(do="interrupt", job=job, id=3)
     cell.late(lambda: len(page.answers()) == 3)
     assert page.answers()[-1]["ok"] is False
     assert "is not over" in page.answers()[-1]["error"]
@@ -219,9 +226,9 @@ def test_buttons_work_while_a_cell_keeps_the_kernel(cell: Kernel, page: Page, ga
 
 
 @pytest.mark.kernel
-def test_nonsense_from_the_front_end(cell: Kernel, page: Page) -> None:
+def test_wrong_messages_of_the_front_end_change_nothing(cell: Kernel, page: Page) -> None:
     for content in ({"do": "dance", "id": 1}, {"id": 2}, {"do": "kill", "actor": "x", "id": 3}):
-        page.say(**content)
+        page.send(**content)
     cell.late(lambda: len(page.answers()) == 3)
     assert [each["ok"] for each in page.answers()] == [False] * 3
 
@@ -261,7 +268,7 @@ def test_the_next_session_is_shown_when_there_is_one(cell: Kernel, page: Page) -
     cell.late(page.snapshots)
     cell.ok("gpunb.shutdown()")
     cell.late(lambda: page.snapshots()[-1].get("ended"))
-    page.say(do="cancel", job=1, id=1)
+    page.send(do="cancel", job=1, id=1)
     cell.late(page.answers)
     assert page.answers()[0]["error"] == "this session was shut down"
     cell.ok("gpunb.init(num_cpus=2, num_gpus=3);")

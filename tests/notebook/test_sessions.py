@@ -24,7 +24,7 @@ def notebook(cell: Kernel) -> Kernel:
 def no_session_afterwards(notebook: Kernel) -> Iterator[None]:
     yield
     notebook.ok("%gpu cancel all\n%gpu wait")
-    sessions = "__import__('gpunb.notebook.sessions').notebook.sessions.of(get_ipython())"
+    sessions = "get_ipython().magics_manager.registry['GpuMagics'].sessions"
     notebook.ok(
         f"for _n in {sessions}.names(): get_ipython().run_line_magic('gpu', f'stop {{_n}}')"
     )
@@ -32,7 +32,7 @@ def no_session_afterwards(notebook: Kernel) -> Iterator[None]:
     eventually(lambda: not notebook.value(busy), "all is free")
 
 
-def test_the_process_its_names_and_its_devices_stay(notebook: Kernel) -> None:
+def test_a_session_keeps_its_process_names_and_devices(notebook: Kernel) -> None:
     notebook.ok("%%gpu 0.5 --session s\nown = 5\npid = os.getpid()\nseen = gpunb.get_gpu_ids()")
     assert notebook.value("(own, pid != os.getpid(), seen)") == (5, True, [0])
     assert notebook.ok("%%gpu -s s\nown, pid == os.getpid()").value == "(5, True)"
@@ -59,7 +59,7 @@ def test_the_process_its_names_and_its_devices_stay(notebook: Kernel) -> None:
     assert not notebook.ok("%%gpu -s s\nimport sys\n'own_too' in globals()").stderr
 
 
-def test_only_what_is_new_or_changed_is_sent(notebook: Kernel) -> None:
+def test_only_new_or_changed_values_are_sent(notebook: Kernel) -> None:
     notebook.ok(
         "class Counted:\n"
         "    sent = 0\n"
@@ -84,7 +84,7 @@ def test_only_what_is_new_or_changed_is_sent(notebook: Kernel) -> None:
     assert notebook.ok("%%gpu -s s\nthing, len(big)").value == "('other', 3)"
 
 
-def test_what_it_changes_in_place_comes_home(notebook: Kernel) -> None:
+def test_values_changed_in_place_come_home(notebook: Kernel) -> None:
     notebook.ok("log = [1]\nsame_log = log\nbig = np.zeros(100_000)")
     notebook.ok("%%gpu -s s\nlog.append(2)\nbig[0] = 1")
     notebook.ok("%%gpu -s s\nlog.append(3)\nbig[1] = 1")
@@ -93,7 +93,7 @@ def test_what_it_changes_in_place_comes_home(notebook: Kernel) -> None:
     assert notebook.ok("%%gpu -s s\nlog").value == "[1, 2, 3, 4]"
 
 
-def test_its_own_value_wins_until_the_notebook_binds_the_name_anew(notebook: Kernel) -> None:
+def test_the_sessions_value_wins_until_the_notebook_binds_the_name_anew(notebook: Kernel) -> None:
     notebook.ok("value, cond = 1, False")
     notebook.ok("%%gpu -s s --out none\nvalue = 2")
     assert notebook.ok("%%gpu -s s\nvalue").value == "2"
@@ -108,7 +108,7 @@ def test_its_own_value_wins_until_the_notebook_binds_the_name_anew(notebook: Ker
     assert notebook.value("'other' in globals()") is False
 
 
-def test_what_cannot_be_pickled_stays_and_can_be_used(notebook: Kernel) -> None:
+def test_a_value_that_cannot_be_pickled_stays_and_can_be_used(notebook: Kernel) -> None:
     notebook.ok("gen = 'of the notebook'")
     first = notebook.ok(
         "%%gpu -s s\nimport threading\nlock = threading.Lock()\ngen = (i for i in [8, 9])"
@@ -131,14 +131,14 @@ def test_functions_and_classes_go_both_ways(notebook: Kernel) -> None:
     assert notebook.ok("%%gpu -s s\ntwice(1)").value == "1"
 
 
-def test_a_failed_cell_and_its_names(notebook: Kernel) -> None:
+def test_a_failed_cell_keeps_the_names_that_it_bound(notebook: Kernel) -> None:
     failed = notebook("%%gpu -s s\nbefore = 1\n1 / 0")
     assert failed.ename == "ZeroDivisionError"
     assert f"Cell In[{failed.count}], line 3" in failed.traceback
     assert notebook.ok("%%gpu -s s\nbefore + 1").value == "2"
 
 
-def test_objects_that_are_gone_are_not_kept_for_it(notebook: Kernel) -> None:
+def test_objects_that_the_notebook_dropped_are_not_kept_for_a_session(notebook: Kernel) -> None:
     notebook.ok("given = np.ones(10)\nseen = weakref.ref(given)")
     notebook.ok("%%gpu -s s\ntotal = given.sum()")
     notebook.ok("del given")
@@ -159,7 +159,7 @@ def test_stop_keeps_the_session(notebook: Kernel) -> None:
     assert notebook.ok("%%gpu -s s\nkept_there, pid == os.getpid()").value == "(7, True)"
 
 
-def test_a_second_stop_ends_it(notebook: Kernel) -> None:
+def test_a_second_stop_ends_the_session(notebook: Kernel) -> None:
     body = "while True:\n    try:\n        print('ready')\n        time.sleep(60)\n"
     result = notebook.start(f"%%gpu -s s\n{body}    except KeyboardInterrupt: print('no')")
     notebook.shows(result, "ready")
@@ -173,7 +173,7 @@ def test_a_second_stop_ends_it(notebook: Kernel) -> None:
     assert "'s' had ended" in anew.stderr
 
 
-def test_a_crash_ends_it_and_the_next_cell_starts_it_anew(notebook: Kernel) -> None:
+def test_after_a_crash_the_next_cell_starts_the_session_anew(notebook: Kernel) -> None:
     notebook.ok("in_both = [1]")
     notebook.ok("%%gpu 0.5 -s s\nin_both.append(2)\npid = os.getpid()\nimport threading")
     crashed = notebook("%%gpu -s s\nprint('last', flush=True)\nos._exit(4)")
@@ -190,7 +190,7 @@ def test_a_crash_ends_it_and_the_next_cell_starts_it_anew(notebook: Kernel) -> N
     assert not notebook.ok("%%gpu -s s 0.5\npass").stderr  # with the share that it had
 
 
-def test_the_share_is_its_own(notebook: Kernel) -> None:
+def test_the_share_of_a_session_stays_its_own(notebook: Kernel) -> None:
     notebook.ok("%%gpu 0.5 -s s\npass")
     notebook.ok("%%gpu 0.5 -s s\npass")
     notebook.ok("%%gpu -s s\npass")
@@ -205,7 +205,7 @@ def test_the_share_is_its_own(notebook: Kernel) -> None:
     assert "must be a name" in notebook("%%gpu -s a-b\npass").stderr
 
 
-def test_its_process_stays_as_it_was_started(notebook: Kernel) -> None:
+def test_a_cell_cannot_change_the_options_of_the_process(notebook: Kernel) -> None:
     notebook.ok("%%gpu 0.5 -s s --env Q=1 --env R=r\npass")
     for line in ("--env Q=1", "0.5 --cpus 0 --env R=r", "--timeout 60 --name other --out none"):
         assert notebook.ok(f"%%gpu -s s {line}\nos.environ['Q']").value == "'1'"
@@ -229,7 +229,7 @@ def test_a_timeout_keeps_the_session(notebook: Kernel) -> None:
     assert notebook.ok("%%gpu -s s\npid == os.getpid()").value == "True"
 
 
-def test_gpunb_may_end_and_begin_in_between(notebook: Kernel) -> None:
+def test_a_session_starts_anew_after_a_shutdown(notebook: Kernel) -> None:
     notebook.ok("%%gpu 2 -s s\npass")
     notebook.ok("gpunb.shutdown()\n_ = gpunb.init(num_cpus=2, num_gpus=2)")
     anew = notebook.ok("%%gpu -s s\ngpunb.get_gpu_ids()")
@@ -237,13 +237,13 @@ def test_gpunb_may_end_and_begin_in_between(notebook: Kernel) -> None:
     assert "had ended" in anew.stderr
 
 
-def test_a_reload_keeps_it(notebook: Kernel) -> None:
+def test_a_reload_of_the_extension_keeps_the_session(notebook: Kernel) -> None:
     notebook.ok("%%gpu -s s\npid = os.getpid()")
     notebook.ok("%reload_ext gpunb")
     assert notebook.ok("%%gpu -s s\npid == os.getpid()").value == "True"
 
 
-def test_two_beside_each_other(notebook: Kernel) -> None:
+def test_two_sessions_run_beside_each_other(notebook: Kernel) -> None:
     notebook.ok("%%gpu 0.5 -s a\nmine = 'a'")
     notebook.ok("%%gpu 0.5 -s b --out none\nmine = 'b'")
     assert notebook.ok("%%gpu -s a\nmine").value == "'a'"
@@ -270,13 +270,14 @@ def test_background_cells_run_in_their_order(notebook: Kernel) -> None:
         assert result.stdout == f"did {i}\n"
 
 
-def test_a_name_bound_anew_while_it_runs_is_the_notebooks(notebook: Kernel) -> None:
+def test_a_name_bound_anew_while_a_cell_runs_keeps_the_notebooks_value(notebook: Kernel) -> None:
     notebook.ok("os.mkfifo('hold')")
     result = notebook.ok("%%gpu -s s --bg\nopen('hold').read()\nmeanwhile = 'of the session'")
     notebook.ok("meanwhile = 'of the notebook'")
     waiting = notebook.ok("%%gpu -s s --bg\npass")
-    shown = notebook.value(f"Out[{waiting.count}]._repr_mimebundle_()['text/html']")
-    assert "waits for its turn in the session" in shown
+    shown = f"Out[{waiting.count}]._repr_mimebundle_()['text/html']"
+    turn = "waits for its turn in the session"
+    eventually(lambda: turn in notebook.value(shown), "the session has started")
     why = notebook.ok(f"%gpu why {{Out[{waiting.count}].id}}").stdout
     assert why.endswith("waits for its turn in the session 's'\n")
     notebook.ok("open('hold', 'w').close()\nos.remove('hold')")
@@ -285,7 +286,7 @@ def test_a_name_bound_anew_while_it_runs_is_the_notebooks(notebook: Kernel) -> N
     assert notebook.ok("%%gpu -s s\nmeanwhile").value == "'of the notebook'"
 
 
-def test_cancelling_one_keeps_the_session(notebook: Kernel) -> None:
+def test_cancelling_a_cell_keeps_the_session(notebook: Kernel) -> None:
     notebook.ok("%%gpu -s s\npid = os.getpid()")
     running = notebook.ok("%%gpu -s s --bg\nprint('ready')\ntime.sleep(60)")
     queued = notebook.ok("%%gpu -s s --bg\nsent_late = 1\nprint('never')")

@@ -53,6 +53,26 @@ def test_the_value_is_the_output_as_of_a_plain_cell(notebook: Kernel) -> None:
     assert notebook.ok("_").value == "88"
 
 
+def test_a_cell_sees_the_history_that_its_text_names(notebook: Kernel) -> None:
+    first = notebook.ok("[1, 2]").count
+    second = notebook.ok("'second'").count
+    assert notebook.ok("%%gpu 0\n_, __, _i").value == "('second', [1, 2], \"'second'\")"
+    notebook.ok("'second'")
+    text = f"(Out[{first}], Out[{first}] is _{first}, _oh[{second}], In[{second}], _i{second})"
+    assert notebook.ok(f"%%gpu 0\n{text}").value == (
+        "([1, 2], True, 'second', \"'second'\", \"'second'\")"
+    )
+    assert notebook.ok("%%gpu 0\nIn[-2]").value == repr(notebook.value("In[-2]"))
+    assert notebook.ok(f"%%gpu 0\nOut[{first}].append(3)\nOut[{first}]").value == "[1, 2, 3]"
+    assert notebook.value(f"(Out[{first}], _{first} is Out[{first}])") == ([1, 2, 3], True)
+    lock = notebook.ok("import threading\nthreading.Lock()").count
+    assert notebook.ok(f"%%gpu 0\nOut[{first}], {lock + 1000} in Out").value == (
+        "([1, 2, 3], False)"
+    )
+    refused = notebook(f"%%gpu 0\nOut[{lock}]")
+    assert f"_{lock} cannot be sent to a worker: it is a _thread.lock" in refused.stderr
+
+
 def test_a_value_that_cannot_come_home_is_no_output(notebook: Kernel) -> None:
     notebook.ok("'before'")
     result = notebook.ok("%%gpu 0\n(i for i in 'ab')")
@@ -61,7 +81,7 @@ def test_a_value_that_cannot_come_home_is_no_output(notebook: Kernel) -> None:
     assert notebook.value(f"(_, {result.count} in Out)") == ("before", False)
 
 
-def test_a_name_of_the_users_own_is_left_alone(notebook: Kernel) -> None:
+def test_a_name_like_an_output_that_the_user_bound_stays(notebook: Kernel) -> None:
     notebook.ok("_ = 'mine'")
     result = notebook.ok("%%gpu 0\n7")
     assert notebook.value(f"(_, Out[{result.count}])") == ("mine", 7)
@@ -78,7 +98,7 @@ def test_in_the_background_the_value_takes_the_place_of_the_handle(notebook: Ker
     assert notebook.value(f"Out[{without.count}].names") == {"late": 2}
 
 
-def test_what_was_left_alone_can_be_had_from_the_handle(notebook: Kernel) -> None:
+def test_the_handle_has_values_of_names_that_stayed(notebook: Kernel) -> None:
     notebook.ok("import os\nos.mkfifo('until')")
     result = notebook.ok("%%gpu 0 --bg\nopen('until').close()\nrebound = 'there'\n42")
     notebook.ok("rebound = 'here'\nopen('until', 'w').close()")
@@ -87,7 +107,7 @@ def test_what_was_left_alone_can_be_had_from_the_handle(notebook: Kernel) -> Non
     assert notebook.value(f"(Out[{result.count}].result, rebound)") == (42, "here")
 
 
-def test_where_background_cells_run_first_it_is_the_same(notebook: Kernel) -> None:
+def test_the_value_replaces_the_handle_where_background_cells_run_first(notebook: Kernel) -> None:
     notebook.stdin = False
     try:
         result = notebook.ok("%%gpu 0 --bg\n40 + 2")
@@ -97,7 +117,7 @@ def test_where_background_cells_run_first_it_is_the_same(notebook: Kernel) -> No
 
 
 @pytest.mark.parametrize("session", ["", " -s keeps"])
-def test_an_actor_that_only_an_output_has_lives_for_one_cell(
+def test_an_actor_that_only_an_output_has_lives_for_one_more_cell(
     notebook: Kernel, session: str
 ) -> None:
     shown = notebook.ok(f"%%gpu 0{session}\nModel.remote()")
@@ -109,7 +129,7 @@ def test_an_actor_that_only_an_output_has_lives_for_one_cell(
         notebook.ok("%gpu stop keeps")
 
 
-def test_one_that_came_late_lives_a_little_longer(notebook: Kernel) -> None:
+def test_an_actor_in_a_late_output_lives_until_the_end_of_the_next_cell(notebook: Kernel) -> None:
     result = notebook.ok("%%gpu 0 --bg\nModel.remote()")
     notebook.ok("job = _\njob.wait(); None")
     assert notebook.ok(f"gpunb.get(Out[{result.count}].ids.remote())").value == "[0]"
@@ -140,12 +160,12 @@ def test_an_expression_in_a_function_sees_its_names(notebook: Kernel) -> None:
     assert notebook.ok(each).value == "[0, 2]"
 
 
-def test_so_does_one_that_awaits(notebook: Kernel) -> None:
+def test_an_expression_that_awaits_sees_the_names_of_its_function(notebook: Kernel) -> None:
     code = "async def co(x): return x\ndef g(x):\n    r = %gpu 0 await co(x)\n    return r"
     assert notebook.ok(f"{code}\ng(5)").value == "5"
 
 
-def test_its_errors_name_the_line_and_the_names(notebook: Kernel) -> None:
+def test_errors_of_an_expression_name_the_line_and_the_names(notebook: Kernel) -> None:
     failed = notebook("def g(x):\n    y = 0\n    r = %gpu 0 x / y\n    return r\ng(5)")
     assert failed.ename == "ZeroDivisionError"
     assert "line 3, in <lambda>(x, y)" in failed.traceback
@@ -201,7 +221,7 @@ def test_attributes_of_functions_and_classes_come_home(notebook: Kernel) -> None
     assert notebook.value("(A.n, f.calls)") == (6, 7)
 
 
-def test_a_class_that_keeps_a_register(notebook: Kernel) -> None:
+def test_a_class_that_keeps_a_register_comes_home_with_it(notebook: Kernel) -> None:
     notebook.ok(
         "class Base:\n    kinds = []\n    def __init_subclass__(cls):\n"
         "        Base.kinds.append(cls.__name__)\nkinds = Base.kinds"
@@ -210,7 +230,7 @@ def test_a_class_that_keeps_a_register(notebook: Kernel) -> None:
     assert notebook.value("(Base.kinds, kinds is Base.kinds)") == (["One"], True)
 
 
-def test_in_the_background_attributes_stay(notebook: Kernel) -> None:
+def test_a_background_cell_changes_no_attributes_of_the_notebook(notebook: Kernel) -> None:
     notebook.ok("class A:\n    n = 0")
     notebook.ok("%%gpu 0 --bg\nA.n = 5")
     notebook.ok("%gpu wait")
@@ -237,7 +257,7 @@ def test_an_array_that_is_changed_stays_the_same_array(notebook: Kernel) -> None
 # ----------------------------------------------------------------------------------------- wording
 
 
-def test_what_stays_in_the_worker_is_named_with_the_way_out(notebook: Kernel) -> None:
+def test_values_that_stay_in_the_worker_are_named_with_a_way_to_get_them(notebook: Kernel) -> None:
     result = notebook.ok("%%gpu 0\nimport threading\nboth = {'lock': threading.Lock()}")
     (line,) = result.stderr.splitlines()
     assert line.startswith("gpunb: 'both' stays in the worker: ['lock'] is a _thread.lock; ")

@@ -215,7 +215,7 @@ def test_between_the_cells_of_a_session_widgets_live(cell: Kernel) -> None:
         cell.ok("%gpu stop live")
 
 
-def test_what_comes_when_the_worker_is_gone_changes_nothing(cell: Kernel) -> None:
+def test_messages_for_a_worker_that_is_gone_change_nothing(cell: Kernel) -> None:
     result = cell.ok(
         "%%gpu 0.5 --out none\nimport ipywidgets as widgets\nslider = widgets.IntSlider(3)\n"
         "slider.value = 5\nslider"
@@ -275,7 +275,7 @@ def test_many_widgets_and_many_messages_come_in_order(cell: Kernel) -> None:
     assert [each in there for each in idents] == [False] + [True] * 199
 
 
-def test_many_clicks_are_all_heard(cell: Kernel) -> None:
+def test_all_of_many_clicks_are_handled(cell: Kernel) -> None:
     running = cell.start(
         "%%gpu 0.5 --out none\nimport time\nimport ipywidgets as widgets\n"
         "slider = widgets.IntSlider(0, 0, 1000)\nseen = []\n"
@@ -296,15 +296,16 @@ def test_bars_end_at_full(cell: Kernel, module: str) -> None:
     result = cell.ok(
         f"%%gpu 0.5\nfrom tqdm.{module} import tqdm\nfor x in tqdm(range(7), 'busy'): pass\n"
         "import sys\nprint('ipykernel.zmqshell' in sys.modules)\n"
-        "print('IPKernelApp' in get_ipython().config)"
+        "print('IPKernelApp' in get_ipython().config)\n"
+        "import gpunb\nprint(gpunb.status()['running'][0]['progress'])"
     )
-    assert (result.stdout, result.stderr) == ("False\nFalse\n", "")
+    assert (result.stdout, result.stderr) == ("False\nFalse\n1.0\n", "")
     bar = model(cell, "FloatProgress")[1]
     assert (bar.state["value"], bar.state["max"], bar.state["bar_style"]) == (7, 7, "success")
     assert "7/7" in model(cell, "HTML", 1)[1].state["value"]
 
 
-def test_interact_and_output_widgets(cell: Kernel) -> None:
+def test_interact_and_output_widgets_work(cell: Kernel) -> None:
     running = cell.start(
         "%%gpu 0.5 --out none\nimport threading\nimport ipywidgets as widgets\n"
         "done = threading.Event()\n"
@@ -328,7 +329,7 @@ def test_interact_and_output_widgets(cell: Kernel) -> None:
     assert caught == [running.ident, ""]
 
 
-def test_widgets_stay_and_one_sentence_says_so(cell: Kernel) -> None:
+def test_widgets_stay_in_the_worker_with_one_line_of_explanation(cell: Kernel) -> None:
     result = cell.ok(
         "%%gpu 0.5\nimport ipywidgets as widgets\nfrom tqdm.notebook import tqdm\n"
         "a_slider, number = widgets.IntSlider(), 5\na_bar = tqdm(range(3))\n"
@@ -340,10 +341,17 @@ def test_widgets_stay_and_one_sentence_says_so(cell: Kernel) -> None:
         assert repr(name) in line
         assert cell.value(f"{name!r} in globals()") is False
     assert line.endswith(
-        "stay in the worker: widgets live in the process that made them, and show "
-        "what happens there"
+        "stay in the worker: widgets live in the process that made them, which ends with the "
+        "cell; in a session (--session NAME) they live on"
     )
     assert cell.value("number") == 5
+    result = cell.ok("%%gpu 0 -s lasting\nimport ipywidgets\nslider = ipywidgets.IntSlider()")
+    assert result.stderr == (
+        "gpunb: 'slider' lives on in the session 'lasting': widgets live in the process that made "
+        "them; cells with --session lasting have it\n"
+    )
+    assert cell.ok("%%gpu -s lasting\nslider.value").value == "0"
+    cell.ok("%gpu stop lasting")
 
 
 def test_an_interrupted_cell_of_a_session_keeps_its_widgets(cell: Kernel) -> None:
@@ -364,7 +372,7 @@ def test_an_interrupted_cell_of_a_session_keeps_its_widgets(cell: Kernel) -> Non
         cell.ok("%gpu stop stopped")
 
 
-def test_a_fork_of_a_cell_says_nothing_to_its_widgets(cell: Kernel) -> None:
+def test_a_fork_of_a_cell_sends_nothing_to_its_widgets(cell: Kernel) -> None:
     result = cell.ok(
         "%%gpu 0.5 --out none\nimport os\nimport ipywidgets as widgets\n"
         "bar = widgets.IntProgress(1)\npid = os.fork()\n"

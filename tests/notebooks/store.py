@@ -42,6 +42,9 @@ def store(notebook: Path) -> None:
     for cell in fresh.cells:
         cell.metadata.pop("execution", None)  # times
         cell.get("outputs", [])[:] = joined(cell.get("outputs", []))
+        for output in cell.get("outputs", []):  # a widget's kernel is gone; its HTML stays
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+    fresh.metadata.pop("widgets", None)
     fresh.metadata["language_info"] = {"name": "python"}
     nbformat.write(fresh, notebook)
 

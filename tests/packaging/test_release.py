@@ -137,7 +137,7 @@ def test_without_extras_there_are_tasks_cells_and_the_command(
     assert run([str(folder / "bin/gpunb"), "--version"]) == f"gpunb {gpunb.__version__}\n"
     command = [str(folder / "bin/gpunb"), "status", "--json"]
     assert "devices" in json.loads(run(command, outside(folder)))
-    said = python(
+    shown_text = python(
         folder,
         """
         import gpunb
@@ -155,8 +155,8 @@ def test_without_extras_there_are_tasks_cells_and_the_command(
         print("visible:", shell.user_ns["visible"])
         """,
     )
-    assert said.splitlines()[0] == "[[0], [0]]"
-    assert said.splitlines()[-1] == "visible: 0"
+    assert shown_text.splitlines()[0] == "[[0], [0]]"
+    assert shown_text.splitlines()[-1] == "visible: 0"
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -170,7 +170,7 @@ def test_an_extra_installs_what_it_promises(install: Callable[..., Path], extra:
 
 def test_a_cell_in_a_kernel(install: Callable[..., Path], tmp_path: Path) -> None:
     """As a notebook does it, through the kernel that the extra for notebooks brings."""
-    said = python(
+    shown_text = python(
         install("demo"),
         """
         import json
@@ -197,7 +197,7 @@ def test_a_cell_in_a_kernel(install: Callable[..., Path], tmp_path: Path) -> Non
         """,
         JUPYTER_RUNTIME_DIR=str(tmp_path),
     )
-    texts, kinds = json.loads(said.splitlines()[-1])
+    texts, kinds = json.loads(shown_text.splitlines()[-1])
     assert "visible: 0\n" in texts
     assert "application/vnd.jupyter.widget-view+json" in kinds
     assert "text/html" in kinds, "what is left of it in a saved notebook"

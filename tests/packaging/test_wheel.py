@@ -54,12 +54,12 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 def made(hook: ModuleType, root: Path, target: str = "wheel", version: str = "standard") -> Any:
     """What the hook adds to a build of that kind."""
 
-    said: list[str] = []
-    app = SimpleNamespace(display_info=said.append)
+    printed: list[str] = []
+    app = SimpleNamespace(display_info=printed.append)
     data: dict[str, Any] = {"shared_data": {}, "sbom_files": []}
     each = hook.Labextension(str(root), {}, None, None, str(root), target, app)
     each.initialize(version, data)
-    return SimpleNamespace(shared=data["shared_data"], bills=data["sbom_files"], said=said)
+    return SimpleNamespace(shared=data["shared_data"], bills=data["sbom_files"], printed=printed)
 
 
 def test_without_node_the_wheel_cannot_be_built_and_that_is_said(
@@ -82,7 +82,7 @@ def test_an_editable_install_needs_no_node(
     path()
     result = made(hook, tmp_path, version="editable")
     assert result.shared == {}
-    assert "make labextension" in result.said[0]
+    assert "make labextension" in result.printed[0]
 
 
 def test_a_source_distribution_needs_no_node(
@@ -158,7 +158,7 @@ def test_the_bill_of_materials_says_what_is_bundled(hook: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "locked", "says"),
+    ("found", "locked", "message"),
     [
         (
             {"versionInfo": "1.2.4"},
@@ -171,9 +171,9 @@ def test_the_bill_of_materials_says_what_is_bundled(hook: ModuleType) -> None:
     ],
 )
 def test_what_is_not_known_of_it_stops_the_build(
-    hook: ModuleType, found: dict[str, Any], locked: dict[str, Any], says: str
+    hook: ModuleType, found: dict[str, Any], locked: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RuntimeError, match=says):
+    with pytest.raises(RuntimeError, match=message):
         bill_of(hook, FOUND | found, LOCKED | locked)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +69,17 @@ def test_the_tested_pythons_are_those_that_the_package_names(jobs: dict[str, Any
     tested = jobs["test"]["strategy"]["matrix"]["python"]
     assert tested == named
     assert project["requires-python"] == f">={tested[0]}"
+    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        assert f"Python {tested[0]} to {tested[-1]}" in (ROOT / page).read_text()
+
+
+def test_each_version_of_python_is_found_once_and_the_oldest_first(jobs: dict[str, Any]) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    found = subprocess.check_output([ROOT / ".ci/pythons"], env={**os.environ, "PATH": path})
+    message = "import sys; print(sys.version_info[1])"
+    versions = [
+        int(subprocess.check_output([each, "-c", message])) for each in found.decode().splitlines()
+    ]
+    assert versions == sorted({*versions})
+    assert sys.version_info[1] in versions
+    assert min(versions) >= 11

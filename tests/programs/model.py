@@ -24,6 +24,8 @@ class Value:
             (refs only), ``"call"`` (the number and a count of calls), ``"none"``.
         inner: what the refs in it may come to.
         low, high: of the count of calls.
+        ends: of refs only, the number of refs after which another one may be the last, with this
+            error; None if that cannot be.
     """
 
     number: int
@@ -31,6 +33,7 @@ class Value:
     inner: tuple[Expected, ...] = ()
     low: int = 1
     high: int = MANY
+    ends: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def taken(expected: Expected) -> Input:
     if value.form not in ("refs", "dynamic"):
         return Input(value.number, expected.errors)
     inner = [taken(each) for each in value.inner]
-    errors = expected.errors.union(*(each.errors for each in inner))
+    errors = expected.errors.union(*(each.errors for each in inner), (value.ends or ())[1:])
     own = () if value.form == "dynamic" else (value.number,)
     numbers = _numbers(inner)
     return Input(None if numbers is None else mix(*own, *numbers), errors)
@@ -80,6 +83,7 @@ class Node:
         killed: for good, whether there are calls after that or not.
         revived: how often it was killed to start again.
         late: made after its actor was killed.
+        dropped: its last name in the program is gone.
         calls: of an actor, from the kernel, in order.
         shared: others may call it.
     """
@@ -97,6 +101,7 @@ class Node:
     killed: bool = False
     revived: int = 0
     late: bool = False
+    dropped: bool = False
     shared: bool = False
     calls: list[Node] = field(default_factory=list)
     taken: int = 0
@@ -173,6 +178,9 @@ class Model:
             node.revived += 1
         else:
             node.killed = True
+
+    def drop(self, name: str) -> None:
+        self.nodes[name].dropped = True
 
     # ---------------------------------------------------------------------------- what comes of it
 
@@ -348,12 +356,21 @@ class Model:
         numbers = _numbers(inputs)
         plan = step.plan
         crash, possible = self._produced(node, step)
-        errors = self._errors(node, inputs) | crash
-        if numbers is None or not possible:
+        raised = {error for error in crash if error.startswith(st.PLANNED)}
+        errors = self._errors(node, inputs) | crash - raised
+        if numbers is None or not (possible or raised):
             return Expected(None, errors)
         form = "large" if plan.shape == "large" else "number"
         values = [Value(mix(plan.salt, *numbers, index), form) for index in range(step.count)]
-        return Expected(Value(0, "dynamic", tuple(map(Expected, values))), errors)
+        inner = tuple(map(Expected, values))
+        if not raised:
+            return Expected(Value(0, "dynamic", inner), errors)
+        # The values from before the error are there, and then the error.
+        before, error = 1 if plan.late else 0, max(raised)
+        if possible:
+            return Expected(Value(0, "dynamic", inner, ends=(before, error)), errors)
+        failed = (*inner[:before], Expected(None, frozenset(raised)))
+        return Expected(Value(0, "dynamic", failed), errors)
 
     # -------------------------------------------------------------------------------------- actors
 
@@ -391,7 +408,8 @@ class Model:
             if not lives:
                 errors |= {"died", "unavailable"}
             elif make.retries < deaths:
-                errors |= {"unavailable"}
+                # One that nobody has a handle to is not started again.
+                errors |= {"died", "unavailable"} if actor.dropped else {"unavailable"}
         # What the plan does to its process was looked at just now.
         quiet = (
             plan if plan.fault == "raise" else Plan(plan.salt, plan.pause, children=plan.children)

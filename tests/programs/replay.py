@@ -58,12 +58,12 @@ def shrunk(program: Program, method: str, times: int) -> Program:
         less = program[:at] + program[at + 1 :]
         if wrong(less, method, times) is not None:
             program = less
-            _say(f"{len(program)} steps")
+            _report(f"{len(program)} steps")
         at -= 1
     return program
 
 
-def _say(text: object) -> None:
+def _report(text: object) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -82,15 +82,15 @@ def main(arguments: list[str]) -> int:
             for at in range(options.seed, options.seed + options.count, BATCH):
                 batch(at, min(BATCH, options.seed + options.count - at), options.method)
             took = time.monotonic() - began
-            _say(f"{options.count} programs in {took:.1f} s")
+            _report(f"{options.count} programs in {took:.1f} s")
         return 0
     program = make(options.seed)
     error = wrong(program, options.method, options.times)
     if error is not None and options.shrink:
         program = shrunk(program, options.method, options.times)
         error = wrong(program, options.method, options.times) or error
-    _say(listing(program))
-    _say(error or "all is well")
+    _report(listing(program))
+    _report(error or "all is well")
     return int(error is not None)
 
 

@@ -252,6 +252,6 @@ def _text(value: Any) -> str:
         return f"({', '.join(map(_text, value))}{',' * (len(value) == 1)})"
     if not is_dataclass(value):
         return repr(value)
-    told = [each for each in fields(value) if getattr(value, each.name) != each.default]
-    inside = ", ".join(f"{each.name}={_text(getattr(value, each.name))}" for each in told)
+    reported = [each for each in fields(value) if getattr(value, each.name) != each.default]
+    inside = ", ".join(f"{each.name}={_text(getattr(value, each.name))}" for each in reported)
     return f"{type(value).__name__}({inside})"

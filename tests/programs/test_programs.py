@@ -16,6 +16,7 @@ from tests.programs.model import Expected, Model, Value, taken
 from tests.programs.replay import BATCH, batch
 from tests.programs.running import run, session
 from tests.programs.steps import (
+    PLANNED,
     Call,
     Cancel,
     Child,
@@ -154,3 +155,9 @@ def test_the_model_knows_what_a_generator_gives():
     assert taken(first).number == mix(2, 0)
     assert not over
     assert model.stream(node, 1) == (Expected(None), True)
+    late = Plan(2, fault="raise", fails=9, late=True)
+    model.made(Generate("g2", late, 3, dynamic=True), "g2")
+    kept = Expected(Value(mix(2, 0)))
+    failed = Expected(None, frozenset({f"{PLANNED} 2"}))
+    assert model.expected("g2") == Expected(Value(0, "dynamic", (kept, failed)))
+    assert taken(model.expected("g2")).errors == failed.errors

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import eventually
+
 HERE = Path(__file__).parent
 ASKED = os.environ.get("GPUNB_TEST_RAY") == "1"
 
@@ -90,3 +92,25 @@ def nodes() -> Iterator[Nodes]:
             ray.shutdown()
     finally:
         cluster.shutdown()
+
+
+@pytest.fixture
+def nothing_left(nodes: Nodes) -> Iterator[None]:
+    """All devices of the cluster are free after each test, and no placement group is left."""
+    import ray
+
+    import gpunb
+
+    yield
+    eventually(lambda: gpunb.available_resources() == gpunb.cluster_resources(), within=120)
+    states = {each["state"] for each in ray.util.placement_group_table().values()}
+    assert states <= {"REMOVED"}
+
+
+@pytest.fixture(scope="module")
+def shell(nodes: Nodes) -> Iterator[Any]:
+    """A plain IPython in which gpunb is loaded."""
+    from tests.shells import gpunb_shell
+
+    with gpunb_shell() as made:
+        yield made

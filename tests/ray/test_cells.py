@@ -6,43 +6,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
 import gpunb
 from gpunb import exceptions
-from gpunb.notebook.monitor.compact import compact
-from tests.runtime.test_snapshot import check
+from gpunb.live.compact import compact
+from tests.engine.test_status import check
+from tests.shells import run
 from tests.waiting import Gate, eventually
 
 pytestmark = pytest.mark.needs_ray
 WITHIN = 120
-
-
-@pytest.fixture(scope="module")
-def shell(nodes: Any) -> Iterator[Any]:
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    made = InteractiveShell.instance(config=config)
-    made.colors = "nocolor"
-    made.run_line_magic("load_ext", "gpunb")
-    yield made
-    made.run_line_magic("unload_ext", "gpunb")
-    InteractiveShell.clear_instance()
-
-
-def run(shell: Any, code: str) -> tuple[Any, str]:
-    """The result of a cell, and what it wrote to standard output."""
-    with capture_output() as captured:
-        result = shell.run_cell(code, store_history=True)
-    return result, captured.stdout
 
 
 def tidy(shell: Any, *, session: str = "") -> None:
@@ -104,16 +81,16 @@ def test_error(shell: Any) -> None:
 def test_output_is_live(shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a cell prints is there while it runs."""
     gate = shell.user_ns["gate"] = Gate(tmp_path)
-    from gpunb.notebook import running
+    from gpunb.notebook import foreground
 
-    relay = running.relay
+    relay = foreground.relay
 
     def seen(shell: Any, kind: str, what: str, content: Any) -> None:
         if "before the gate" in content.get("text", ""):
             gate.open()
         relay(shell, kind, what, content)
 
-    monkeypatch.setattr(running, "relay", seen)
+    monkeypatch.setattr(foreground, "relay", seen)
     result, text = run(shell, "%%gpu 0.5\nprint('before the gate')\ngate.enter()\nprint('after')")
     assert result.success
     assert text.split() == ["before", "the", "gate", "after"]
@@ -237,7 +214,7 @@ def test_a_fatal_error_is_told_with_its_stack(nodes: Any, tmp_path: Path) -> Non
     with pytest.raises(exceptions.WorkerCrashedError, match="Segmentation fault") as raised:
         gpunb.get(ref, timeout=WITHIN)
     assert "in crash" in str(raised.value)
-    assert "gpunb/runtime" not in str(raised.value)
+    assert "gpunb/ray" not in str(raised.value)
 
 
 def test_status(shell: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpunb.core.resources import Demand
+from gpunb.scheduler.resources import Demand
 
 pytestmark = pytest.mark.needs_ray
 
@@ -17,7 +17,7 @@ Fatal Python error: Segmentation fault
 Stack (most recent call first):
   File "<ipython-input-3-8625ba467bde>", line 5 in f
   File "/lib/site-packages/IPython/core/interactiveshell.py", line 3823 in run_code
-  File "/lib/site-packages/gpunb/workers/running.py", line 10 in call
+  File "/lib/site-packages/gpunb/worker/task_runner.py", line 10 in call
   File "/lib/site-packages/ray/_private/worker.py", line 1069 in main_loop
 
 Extension modules: numpy (total: 1)
@@ -25,15 +25,15 @@ Extension modules: numpy (total: 1)
 
 
 def job(**known: Any) -> Any:
-    from gpunb.runtime.ray.jobs import Job
+    from gpunb.ray.jobs import RayJob
 
-    return Job(3, "train", "call", Demand(), pid=77, **known)
+    return RayJob(3, "train", "call", Demand(), pid=77, **known)
 
 
 def error_of(job: Any) -> str:
     from ray.exceptions import WorkerCrashedError
 
-    from gpunb.runtime.ray import crashes
+    from gpunb.ray import crashes
 
     return str(crashes.error_of(job, WorkerCrashedError()))
 
@@ -61,24 +61,24 @@ def test_what_is_not_known_is_not_made_up(tmp_path: Path) -> None:
 def test_ray_prints_nothing_of_the_end_of_our_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import worker
 
-    from gpunb.runtime.ray.crashes import Hush
+    from gpunb.ray.crashes import CrashMessageFilter
 
     printed: list[str] = []
     monkeypatch.setattr(
         worker, "print_to_stdstream", lambda data, **_: printed.extend(data["lines"])
     )
 
-    def said(text: str, pid: str = "raylet") -> bool:
+    def shown_text(text: str, pid: str = "raylet") -> bool:
         worker.print_to_stdstream({"lines": [text], "pid": pid}, ignore_prefix=False)
         return printed[-1:] == [text]
 
     died = "A worker died or was killed while executing a task by {}. Worker PID: {} Worker exit"
-    hush = Hush(lambda pid: pid == 5)
-    assert not said(died.format("an error", 5))
-    assert not said("Task execute failed. There are 1 retries remaining, so the task will be")
-    assert said(died.format("an error", 6))
-    assert said("Task mine failed. There are 1 retries remaining, so the task will be")
-    assert said("the disk is full")
-    assert said(died.format("an error", 5), pid="5")
+    hush = CrashMessageFilter(lambda pid: pid == 5)
+    assert not shown_text(died.format("an error", 5))
+    assert not shown_text("Task execute failed. There are 1 retries remaining, so the task will be")
+    assert shown_text(died.format("an error", 6))
+    assert shown_text("Task mine failed. There are 1 retries remaining, so the task will be")
+    assert shown_text("the disk is full")
+    assert shown_text(died.format("an error", 5), pid="5")
     hush.close()
-    assert said(died.format("an error", 5))
+    assert shown_text(died.format("an error", 5))

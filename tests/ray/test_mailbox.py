@@ -23,7 +23,7 @@ class Recorded:
 
 
 def test_a_sender_numbers_what_it_sends_to_each_mailbox() -> None:
-    from gpunb.runtime.ray.mailbox import Sender
+    from gpunb.ray.mailbox import Sender
 
     sender, one, other = Sender(), Recorded("one"), Recorded("other")
     for box in (one, other, one, one, other):
@@ -33,10 +33,10 @@ def test_a_sender_numbers_what_it_sends_to_each_mailbox() -> None:
 
 
 def test_whatever_order_ray_brings_them_in() -> None:
-    from gpunb.runtime.ray.mailbox import Box
+    from gpunb.ray.mailbox import Mailbox
 
     async def mixed() -> list[Any]:
-        box = Box()
+        box = Mailbox()
         await asyncio.gather(
             *(box.put("kernel", [number], "a", number) for number in (2, 0, 4, 1, 3)),
             *(box.put("kernel", [f"b{number}"], "b", number) for number in (1, 0)),
@@ -51,12 +51,12 @@ def test_whatever_order_ray_brings_them_in() -> None:
 def test_one_that_is_lost_keeps_the_others_only_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gpunb.runtime.ray import mailbox
+    from gpunb.ray import mailbox
 
-    monkeypatch.setattr(mailbox, "_TURN", 0.01)
+    monkeypatch.setattr(mailbox, "TURN", 0.01)
 
     async def with_a_gap() -> list[Any]:
-        box = mailbox.Box()
+        box = mailbox.Mailbox()
         for number in (0, 2, 3):
             await box.put("kernel", [number], "a", number)
         return await box.take("kernel", 1)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import gpunb
-from gpunb import backend, exceptions
-from gpunb.core.resources import UNIT, Demand
+from gpunb import exceptions
+from gpunb.protocol import backend
+from gpunb.scheduler.resources import UNIT, Demand
 from tests.sessions import script
 from tests.waiting import Gate, eventually
 
@@ -67,6 +68,17 @@ def test_memory_of_devices_cannot_be_asked_for() -> None:
         where.options(gpu_memory="1GiB").remote()
 
 
+def test_what_gpunb_alone_schedules_is_refused_with_the_reason() -> None:
+    refused: dict[str, dict[str, Any]] = {
+        "does not measure": {"num_gpus": "auto"},
+        "an order of its own": {"priority": 5},
+        "keeps the share": {"num_gpus": 0.5, "retry_oom": True},
+    }
+    for reason, options in refused.items():
+        with pytest.raises(ValueError, match=f"cannot be asked for on Ray.*{reason}"):
+            where.options(**options).remote()
+
+
 def test_objects_and_references_go_between_nodes() -> None:
     @gpunb.remote(resources={"first": 0.1})
     def made() -> Any:
@@ -101,7 +113,7 @@ def test_the_status_has_the_devices_of_all_nodes(tmp_path: Path) -> None:
         assert held["type"] == "V100"
         assert held["held"] == [[ref.task_id, 0.5]]
         assert held["free"] == 0.5
-        schema = Path(gpunb.__file__).parent / "runtime" / "snapshot.schema.json"
+        schema = Path(gpunb.__file__).parent / "engine" / "snapshot.schema.json"
         jsonschema = pytest.importorskip("jsonschema")
         jsonschema.validate(json.loads(json.dumps(facts)), json.loads(schema.read_text()))
     finally:
@@ -110,7 +122,7 @@ def test_the_status_has_the_devices_of_all_nodes(tmp_path: Path) -> None:
 
 
 def test_a_process_is_ready_before_there_is_work_for_it(tmp_path: Path) -> None:
-    gate, ready = Gate(tmp_path), backend.current().warming.ready
+    gate, ready = Gate(tmp_path), backend.current().prewarmer.ready
     node = named("second")
 
     @gpunb.remote(num_gpus=1, accelerator_type="V100")
@@ -134,6 +146,27 @@ def test_a_process_is_ready_before_there_is_work_for_it(tmp_path: Path) -> None:
     assert len({first, second, third}) == 3
     eventually(lambda: gpunb.available_resources()["GPU"] == 3, "Ray has all back", within=WITHIN)
     assert gpunb.get(runs.remote(), timeout=WITHIN) == third
+
+
+def test_a_process_that_is_made_ready_holds_nothing_that_is_shown(tmp_path: Path) -> None:
+    """Whether Ray counts its part of a GPU as free or as held by now."""
+    import ray
+
+    from gpunb.ray.resources import SLIVER
+
+    gate = Gate(tmp_path)
+    (node,) = (each for each in backend.current().cluster.nodes() if "second" in each.total)
+    assert node.own
+    eventually(lambda: gpunb.available_resources()["GPU"] == 3, within=WITHIN)
+    holds = ray.remote(num_cpus=0, num_gpus=SLIVER, resources={node.own: SLIVER})(Gate.enter)
+    ref = holds.remote(gate)
+    try:
+        while ray.available_resources()["GPU"] == 3:
+            assert gpunb.available_resources()["GPU"] == 3
+        assert gpunb.available_resources()["GPU"] == 3
+    finally:
+        gate.open()
+    ray.get(ref, timeout=WITHIN)
 
 
 def test_options_for_ray_itself() -> None:

@@ -99,7 +99,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def test_what_no_node_can_give_waits_for_the_autoscaler(address: str) -> None:
-    from gpunb.runtime.ray.scaling import scaling
+    from gpunb.ray.scaling import scaling
 
     eventually(scaling, "the autoscaler reports", within=WITHIN)
     task = gpunb.remote(num_gpus=1)(gpunb.get_gpu_ids).remote()

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from gpunb import serialize
-from gpunb.runtime.ray.kits import changes
-from gpunb.runtime.ray.parcels import Arrived, Parcel, pack
-from gpunb.runtime.ray.table import Table
+from gpunb.data import serialize
+from gpunb.ray.job_env import changes
+from gpunb.ray.ref_table import RefTable
+from gpunb.ray.transport import RayPayload, ReceivedPayload, pack
 from tests.waiting import eventually
 
 np = pytest.importorskip("numpy")
 
 
-def sent(parcel: Parcel) -> Parcel:
+def sent(sent_payload: RayPayload) -> RayPayload:
     """As Ray does it: large parts stay out of the stream, and arrive read-only."""
     buffers: list[pickle.PickleBuffer] = []
-    stream = pickle.dumps(parcel, protocol=5, buffer_callback=buffers.append)
+    stream = pickle.dumps(sent_payload, protocol=5, buffer_callback=buffers.append)
     assert len(stream) < 10_000
     arrived = [memoryview(bytes(each.raw())) for each in buffers]
-    found: Parcel = pickle.loads(stream, buffers=arrived)
+    found: RayPayload = pickle.loads(stream, buffers=arrived)
     return found
 
 
@@ -30,8 +30,8 @@ def sent(parcel: Parcel) -> Parcel:
 def test_an_array_arrives_writable(size: int) -> None:
     array = np.arange(size, dtype="i8")
     left: list[Any] = []
-    parcel = sent(pack(serialize.dumps({"a": array}), lambda obj: None))
-    value = serialize.loads(Arrived(parcel, left.append))["a"]
+    sent_payload = sent(pack(serialize.dumps({"a": array}), lambda obj: None))
+    value = serialize.loads(ReceivedPayload(sent_payload, left.append))["a"]
     value += 1
     assert value[0] == 1
     assert value.sum() == array.sum() + size
@@ -41,12 +41,12 @@ def test_an_array_arrives_writable(size: int) -> None:
 def test_references_go_beside_the_value() -> None:
     payload = serialize.dumps([1])
     payload.references = ((7, 0),)
-    parcel = sent(pack(payload, lambda obj: f"ref of {obj}", more=[(8, 0)], told=7))
-    assert parcel.references == ((7, 0), (8, 0))
-    assert parcel.refs == ("ref of (7, 0)", "ref of (8, 0)")
-    assert parcel.told == 7
+    sent_payload = sent(pack(payload, lambda obj: f"ref of {obj}", more=[(8, 0)], output_of=7))
+    assert sent_payload.references == ((7, 0), (8, 0))
+    assert sent_payload.refs == ("ref of (7, 0)", "ref of (8, 0)")
+    assert sent_payload.output_of == 7
     left: list[Any] = []
-    arrived = Arrived(parcel, left.append)
+    arrived = ReceivedPayload(sent_payload, left.append)
     assert not left
     del arrived
     assert left == [((7, 0), (8, 0))]
@@ -54,7 +54,7 @@ def test_references_go_beside_the_value() -> None:
 
 def test_an_object_is_known_as_long_as_anything_refers_to_it() -> None:
     gone: list[Any] = []
-    table = Table(lambda obj, ref: gone.append((obj, ref)))
+    table = RefTable(lambda obj, ref: gone.append((obj, ref)))
     table.add((1, 0), "one")
     table.arrive([(1, 0), (2, 0), (3, 0)], ["other", "two", None])
     assert (table.find((1, 0)), table.find((2, 0)), table.find((3, 0))) == ("one", "two", None)

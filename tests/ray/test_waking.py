@@ -7,14 +7,14 @@ import sys
 
 PROGRAM = """
 import _thread, signal, threading, time
-from gpunb.runtime.ray.waking import Waking
-from gpunb.workers.interrupts import WAKE
+from gpunb.ray.wakeup import InterruptWaker
+from gpunb.worker.interrupts import WAKE
 
 def interrupted(number, frame):
     waking.seen()
     raise KeyboardInterrupt
 
-waking = Waking()
+waking = InterruptWaker()
 signal.signal(WAKE, lambda *_: None)
 signal.signal(signal.SIGINT, interrupted)
 waking.listen()

@@ -41,22 +41,22 @@ def session(server: Jupyter, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def mine(server: Jupyter) -> dict[str, Any]:
     """What the server says of the session of this process, which may be slow to answer."""
 
-    def told() -> Any:
+    def reported() -> Any:
         return server.ask("gpunb/api/machine")["sessions"].get(str(os.getpid()), {})
 
-    found: dict[str, Any] = eventually(lambda: "devices" in told() and told(), "it is told")
+    found: dict[str, Any] = eventually(lambda: "devices" in reported() and reported(), "it is told")
     return found
 
 
-def post(server: Jupyter, what: str, of: int | None = None, **said: Any) -> Any:
-    answer = server.ask(f"gpunb/api/sessions/{of or os.getpid()}/{what}", "POST", said)
+def post(server: Jupyter, what: str, of: int | None = None, **printed: Any) -> Any:
+    answer = server.ask(f"gpunb/api/sessions/{of or os.getpid()}/{what}", "POST", printed)
     return answer["value"]
 
 
-def refused(server: Jupyter, what: str, of: int | None = None, **said: Any) -> tuple[int, str]:
+def refused(server: Jupyter, what: str, of: int | None = None, **printed: Any) -> tuple[int, str]:
     """The status and the message of a request that fails."""
     with pytest.raises(urllib.error.HTTPError) as caught:
-        post(server, what, of, **said)
+        post(server, what, of, **printed)
     with caught.value as error:
         text = error.read()
         return error.code, str(json.loads(text)["message"]) if text.startswith(b"{") else ""
@@ -75,13 +75,13 @@ def status(url: str, method: str = "GET", opener: Any = None) -> int:
             return error.code
 
 
-def test_without_a_session_the_devices_of_the_machine_are_told(server: Jupyter) -> None:
+def test_without_a_session_the_machine_route_has_its_devices(server: Jupyter) -> None:
     whole = server.ask("gpunb/api/machine")
     assert whole["sessions"] == {}
     assert [each["type"] for each in whole["machine"]["devices"]] == ["A100", "A100"]
 
 
-def test_a_session_is_told(server: Jupyter, session: None) -> None:
+def test_the_machine_route_has_a_session(server: Jupyter, session: None) -> None:
     assert [each["id"] for each in mine(server)["devices"]] == [0, 1]
     assert server.ask("gpunb/api/machine")["machine"] == {}
 
@@ -119,7 +119,9 @@ def test_an_actor_is_killed(server: Jupyter, session: None) -> None:
     eventually(lambda: gpunb.available_resources().get("GPU") == 2)
 
 
-def test_what_cannot_be_done_is_said(server: Jupyter, session: None) -> None:
+def test_requests_that_cannot_be_done_are_refused_with_a_reason(
+    server: Jupyter, session: None
+) -> None:
     assert refused(server, "cancel", job=999) == (409, "there is no job #999 that is not over")
     assert "must be a number" in refused(server, "cancel", job="7; rm")[1]
     assert refused(server, "cancel", of=999999999, job=1) == (
@@ -129,7 +131,7 @@ def test_what_cannot_be_done_is_said(server: Jupyter, session: None) -> None:
     assert refused(server, "release", all=True)[0] == 404  # not for the front end
 
 
-def test_strangers_are_sent_away(server: Jupyter) -> None:
+def test_requests_without_a_token_are_refused(server: Jupyter) -> None:
     machine = f"{server.url}gpunb/api/machine"
     assert status(machine) == 403
     assert status(f"{server.url}gpunb/api/sessions/1/cancel", "POST") == 403
@@ -154,7 +156,9 @@ def test_a_browser_needs_more_than_its_cookie_to_change_something(
     assert status(f"{server.url}gpunb/api/sessions/1/cancel", "POST", opener) == 403
 
 
-def test_other_sites_hear_nothing(server: Jupyter, cookies: http.cookiejar.CookieJar) -> None:
+def test_web_sockets_of_other_sites_are_refused(
+    server: Jupyter, cookies: http.cookiejar.CookieJar
+) -> None:
     cookie = "; ".join(f"{each.name}={each.value}" for each in cookies)
     own = {"Cookie": cookie, "Origin": server.url.removesuffix(BASE)}
     assert asyncio.run(first_word(server, "", **own))["whole"]
@@ -181,8 +185,8 @@ async def first_word(server: Jupyter, token: str, **headers: str) -> Any:
     except HTTPClientError as error:
         return error.code
     try:
-        said = await asyncio.wait_for(socket.read_message(), PATIENCE)
-        return json.loads(said or "null")
+        printed = await asyncio.wait_for(socket.read_message(), PATIENCE)
+        return json.loads(printed or "null")
     finally:
         socket.close()
         while await socket.read_message() is not None:

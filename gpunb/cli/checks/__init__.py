@@ -1,7 +1,7 @@
-"""What `gpunb doctor` looks at: one module for each part of a machine.
+"""The checks of `gpunb doctor`: one module for each part of a machine.
 
-A check is a function that takes the `Place` and gives what it found. It never raises on what it
-finds, only on a fault of its own.
+A check is a function that takes a `Place` and yields findings. A problem of the machine is a
+finding, not an exception.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ Level = Literal["ok", "note", "problem"]
 
 
 class Finding(NamedTuple):
-    """One line: what was looked at, how it is, and for a problem what to do."""
+    """The result of a check: its subject, its level, a text, and what to do about a problem."""
 
     name: str
     level: Level
-    says: str
+    text: str
     cure: str = ""
 
 
-def ok(name: str, says: str) -> Finding:
-    return Finding(name, "ok", says)
+def ok(name: str, text: str) -> Finding:
+    return Finding(name, "ok", text)
 
 
-def note(name: str, says: str, cure: str = "") -> Finding:
-    """Something that may explain a problem, and is none by itself."""
-    return Finding(name, "note", says, cure)
+def note(name: str, text: str, cure: str = "") -> Finding:
+    """A finding that is no problem, but may explain one."""
+    return Finding(name, "note", text, cure)
 
 
-def problem(name: str, says: str, cure: str) -> Finding:
-    return Finding(name, "problem", says, cure)
+def problem(name: str, text: str, cure: str) -> Finding:
+    return Finding(name, "problem", text, cure)
 
 
 @dataclass
 class Place:
-    """The machine, as this process sees it, and what was `found` on it. Another root and
-    environment make another one."""
+    """The machine as this process sees it: its files below `root`, the environment, and the
+    devices `found`. Tests give another root and environment."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    found: Detection = field(default_factory=Detection)
+    detected: Detection = field(default_factory=Detection)
 
     def path(self, name: str) -> Path:
         return self.root / name.removeprefix("/")
 
     def text(self, name: str) -> str | None:
-        """What a file says; None if it is not there."""
+        """The text of a file without the spaces around it; None if it cannot be read."""
         try:
             return self.path(name).read_text(errors="replace").strip()
         except OSError:
@@ -60,8 +60,8 @@ class Place:
 
     @property
     def gpus(self) -> int:
-        """The devices that there really are."""
-        return sum(not each.logical for each in self.found.devices)
+        """The number of devices that are hardware."""
+        return sum(not each.logical for each in self.detected.devices)
 
 
 Check = Callable[[Place], Iterable[Finding]]

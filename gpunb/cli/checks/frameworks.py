@@ -1,4 +1,4 @@
-"""The libraries here that compute on GPUs, and whether they can. None of them is imported."""
+"""Checks whether the installed libraries can use GPUs, without importing them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpunb.api.init_options import DEFAULT_PRELOAD
 from gpunb.cli.checks import Finding, Place, note, ok, problem
-from gpunb.settings import DEFAULT_PRELOAD
 
 KNOWN = ("torch", "jax", "tensorflow", "cupy", "numba", "sklearn", "cuml", "xgboost", "lightgbm")
 _PACKAGES = {"sklearn": "scikit-learn"}
@@ -17,26 +17,26 @@ _CUPY = re.compile(r"cupy(-cuda|-rocm|$)")
 
 
 def frameworks(place: Place) -> Iterator[Finding]:
-    found = [_version(name) for name in KNOWN if _is_there(name)]
-    yield ok("frameworks", ", ".join(found) or "none of those that gpunb knows")
+    versions = [_version(name) for name in KNOWN if _is_installed(name)]
+    yield ok("frameworks", ", ".join(versions) or "none of those that gpunb knows")
     for name, why in (("torch", _torch()), ("jax", _jax()), ("tensorflow", _tensorflow())):
-        if why is None or not _is_there(name):
+        if why is None or not _is_installed(name):
             continue
-        says, cure = why
-        yield problem(name, says, cure) if place.gpus else note(name, says)
+        text, cure = why
+        yield problem(name, text, cure) if place.gpus else note(name, text)
 
 
 def preload(place: Place) -> Iterator[Finding]:
-    """What is imported before workers are forked."""
-    there = [name for name in DEFAULT_PRELOAD if _is_there(name)]
-    slow = [name for name in ("torch", "tensorflow", "jax") if _is_there(name)]
-    says = f"{', '.join(there) or 'nothing'}, by default"
+    """The modules that are imported before workers are forked."""
+    installed = [name for name in DEFAULT_PRELOAD if _is_installed(name)]
+    slow = [name for name in ("torch", "tensorflow", "jax") if _is_installed(name)]
+    text = f"{', '.join(installed) or 'nothing'}, by default"
     if slow:
-        says += f"; gpunb.init(preload={slow[:1]!r}) makes tasks that use {slow[0]} start at once"
-    yield ok("preload", says)
+        text += f"; gpunb.init(preload={slow[:1]!r}) makes tasks that use {slow[0]} start at once"
+    yield ok("preload", text)
 
 
-def _is_there(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
@@ -60,7 +60,7 @@ def _installed() -> set[str]:
 
 def _torch() -> tuple[str, str] | None:
     """Why PyTorch cannot use a GPU, if it cannot."""
-    spec = importlib.util.find_spec("torch") if _is_there("torch") else None
+    spec = importlib.util.find_spec("torch") if _is_installed("torch") else None
     if spec is None or not spec.origin:
         return None
     try:

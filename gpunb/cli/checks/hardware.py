@@ -1,4 +1,4 @@
-"""Drivers, devices, who may open them, and the variables that hide them."""
+"""Checks drivers, devices, their permissions, and the variables that hide them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", 
 
 
 def gpus(place: Place) -> Iterator[Finding]:
-    notes = "; ".join(place.found.notes)
-    says = f"{place.gpus} found" + (f"; {notes}" if notes else "")
+    notes = "; ".join(place.detected.notes)
+    text = f"{place.gpus} found" + (f"; {notes}" if notes else "")
     if place.gpus:
-        yield ok("GPUs", says)
+        yield ok("GPUs", text)
         return
     yield problem(
         "GPUs",
-        says,
+        text,
         "see the lines below; until then gpunb.init(num_gpus=2) makes logical ones, for trying "
         "things out",
     )
 
 
 def absent(place: Place) -> Iterator[Finding]:
-    """Why nothing was found of the other vendors' devices."""
-    lines = place.found.absent
+    """The reasons why vendors have no devices here."""
+    lines = place.detected.absent
     if place.gpus and lines:
         yield ok("other devices", f"{len(lines)} other vendors have none here: gpunb devices -v")
         return
@@ -51,13 +51,13 @@ def driver(place: Place) -> Iterator[Finding]:
     text = place.text("/proc/driver/nvidia/version")
     version = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", text or "")
     loaded = version.group(1) if version else None
-    told, error = _nvml()
-    if loaded is None and told is None:
+    answer, error = _nvml()
+    if loaded is None and answer is None:
         if place.path("/sys/module/nvidia").exists() or _on_the_bus(place):
-            says = f"an NVIDIA GPU is there, and no driver that runs ({error})"
-            yield problem("NVIDIA driver", says, "install or load it: sudo modprobe nvidia")
+            text = f"an NVIDIA GPU is there, and no driver that runs ({error})"
+            yield problem("NVIDIA driver", text, "install or load it: sudo modprobe nvidia")
         return
-    if told is None:
+    if answer is None:
         yield problem(
             "NVML",
             f"the kernel module is {loaded}, and its library fails: {error}",
@@ -65,19 +65,19 @@ def driver(place: Place) -> Iterator[Finding]:
             "access to GPUs",
         )
     else:
-        also = f" (kernel module {loaded})" if loaded not in (None, told) else ""
-        yield ok("NVIDIA driver", f"{told}{also}, NVML answers")
+        also = f" (kernel module {loaded})" if loaded not in (None, answer) else ""
+        yield ok("NVIDIA driver", f"{answer}{also}, NVML answers")
 
 
 def _nvml() -> tuple[str | None, str]:
-    """The version of the driver, or why it does not say."""
+    """The version of the driver from NVML, or None and the error."""
     try:
         import pynvml
     except ImportError as error:
         return None, f"the package nvidia-ml-py does not load: {error}"
     try:
         pynvml.nvmlInit()
-    except Exception as error:  # noqa: BLE001 - it has an error for each of its codes
+    except Exception as error:  # noqa: BLE001 - NVML has one exception class for each code
         return None, str(error)
     try:
         version = pynvml.nvmlSystemGetDriverVersion()
@@ -89,7 +89,7 @@ def _nvml() -> tuple[str | None, str]:
 
 
 def _on_the_bus(place: Place) -> bool:
-    """Whether a display controller of NVIDIA's is on the PCI bus."""
+    """Whether a display controller of NVIDIA is on the PCI bus."""
     for each in place.path("/sys/bus/pci/devices").glob("*"):
         try:
             vendor = (each / "vendor").read_text().strip()
@@ -127,10 +127,10 @@ def _group(path: str) -> str | None:
 
 def visibility(place: Place) -> Iterator[Finding]:
     """The variables that say which devices a process sees."""
-    found = {name: place.environ[name] for name in VISIBILITY if name in place.environ}
-    if not found:
+    variables = {name: place.environ[name] for name in VISIBILITY if name in place.environ}
+    if not variables:
         yield ok("visible devices", "no variable hides any")
-    for name, value in found.items():
+    for name, value in variables.items():
         if value.strip() in ("", "-1", "none", "void", "NoDevFiles"):
             yield problem(name, f"{value!r}: hides all devices", f"unset {name}")
         else:
@@ -146,8 +146,8 @@ def visibility(place: Place) -> Iterator[Finding]:
 
 def outsiders(place: Place) -> Iterator[Finding]:
     """Devices that are nearly full before anything is run on them."""
-    usage = accelerators.measure(place.found.devices)
-    for device in place.found.devices:
+    usage = accelerators.measure(place.detected.devices)
+    for device in place.detected.devices:
         figures = usage[device.key]
         used, total = figures.memory_used, figures.memory_total
         if used is not None and total and used > 0.9 * total:

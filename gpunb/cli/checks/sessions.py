@@ -1,44 +1,67 @@
-"""The running sessions: their folder, their leases, and what some may have left behind."""
+"""Checks the running sessions, their folder and leases, and the leftovers of ended sessions."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpunb.cli.checks import Finding, Place, note, ok, problem
+from gpunb.control import client
+from gpunb.engine import faults
 from gpunb.exceptions import GpunbError
-from gpunb.runtime import folder, kernels, ledger, survey
+from gpunb.leases import ledger_file, report
+from gpunb.system import runtime_dir
 
 NAMES = ("gpunb-zygote", "gpunb-preload", "gpunb-worker")
 _LONG = 600.0
+_SHOWN = 5
 _TAKES_ORPHANS = ("init", "systemd", "tini", "dumb-init", "docker-init")
 
 
 def runtime(place: Place) -> Iterator[Finding]:
-    """The folder where sessions meet, and who is there."""
+    """The folder of the sessions' sockets, and the sessions that run."""
     try:
-        path = folder.runtime_folder()
+        path = runtime_dir.runtime_folder()
     except GpunbError as error:
         yield problem("runtime folder", str(error), "as it says")
         return
-    before = {each.stem for each in (path / folder.KERNELS).glob("*.sock")}
-    running = kernels.sessions()
-    stale = sorted(before - {str(each.pid) for each in running})
+    before = {each.stem for each in (path / runtime_dir.KERNELS).glob("*.sock")}
+    running = client.sessions()
+    stale = sorted(before - {str(each.pid) for each in running}, key=lambda pid: (len(pid), pid))
     count = len(running)
     yield ok(
         "sessions", f"{count or 'none'} of yours {'runs' if count == 1 else 'run'} now; {path}"
     )
     if stale:
-        yield note("leftovers", f"sockets of sessions that have ended: {', '.join(stale)}; removed")
+        sockets = f"{len(stale)} socket{'s' if len(stale) > 1 else ''}"
+        yield note("leftovers", f"{sockets} of sessions that have ended: {_some(stale)}; removed")
     for each in running:
         yield from _session(each.pid)
 
 
+def broken(place: Place) -> Iterator[Finding]:
+    """Sessions that ended by an internal error."""
+    for path, text in faults.reports():
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+        what = (
+            f"an internal error ended the session of process {path.stem.partition('-')[0]}, {when}"
+        )
+        yield problem(
+            "defect", f"{what}\n{text.rstrip()}", f"report it with {path}; then remove it"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of many."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
 def _session(pid: int) -> Iterator[Finding]:
     try:
-        facts = kernels.ask(pid, {"do": "status"})
+        facts = client.ask(pid, {"do": "status"})
     except GpunbError as error:
         yield problem(f"session {pid}", str(error), f"if it is stuck: kill {pid}")
         return
@@ -51,26 +74,26 @@ def _session(pid: int) -> Iterator[Finding]:
 
 
 def leases(place: Place) -> Iterator[Finding]:
-    """The ledger of who holds what of each device."""
+    """The ledger of the leases of devices."""
     try:
-        path = ledger.ledger_folder()
-        entries = survey.survey(path)
+        path = ledger_file.ledger_folder()
+        entries = report.read_entries(path)
     except (GpunbError, OSError) as error:
         yield problem("leases", str(error), "sessions that use the same devices do not see another")
         return
     living = [each for each in entries if each.alive]
     held = sum(bool(stake.held) for each in living for stake in each.record.stakes.values())
-    where = f"{path}" + (" (GPUNB_LEDGER_DIR)" if place.environ.get(ledger.VARIABLE) else "")
+    where = f"{path}" + (" (GPUNB_LEDGER_DIR)" if place.environ.get(ledger_file.VARIABLE) else "")
     kernels_ = f"{len(living)} kernel{'' if len(living) == 1 else 's'}"
     yield ok("leases", f"{held} held by {kernels_}; {where}")
     dead = len(entries) - len(living)
     if dead:
-        says = f"{dead} of sessions that were killed; the next session removes them"
-        yield note("leases", says)
+        text = f"{dead} of sessions that were killed; the next session removes them"
+        yield note("leases", text)
     now = time.monotonic()
     for each in living:
         waited = now - each.record.asked
-        if each.record.listens and waited > _LONG:
+        if each.record.waits and waited > _LONG:
             yield note(
                 "leases",
                 f"process {each.record.pid} has waited {waited / 60:.0f} minutes for devices",
@@ -81,12 +104,12 @@ def leases(place: Place) -> Iterator[Finding]:
 def orphans(place: Place) -> Iterator[Finding]:
     """Processes of sessions whose kernel is gone."""
     processes = (path for path in place.path("/proc").iterdir() if path.name.isdigit())
-    found = [path.name for path in processes if _is_orphan(place, path)]
-    if found:
+    pids = [path.name for path in processes if _is_orphan(place, path)]
+    if pids:
         yield problem(
             "leftovers",
-            f"processes of sessions whose kernel is gone: {', '.join(sorted(found, key=int))}",
-            f"kill -9 {' '.join(sorted(found, key=int))}",
+            f"processes of sessions whose kernel is gone: {_some(sorted(pids, key=int))}",
+            f"kill -9 {' '.join(sorted(pids, key=int))}",
         )
     else:
         yield ok("leftovers", "no process of a session that has ended")

@@ -1,4 +1,4 @@
-"""The interpreter, the system, and the limits that a container or a batch system sets."""
+"""Checks Python, the system, and the limits of a container or batch system."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 import sys
 from collections.abc import Iterator
 
-from gpunb import linux
 from gpunb._version import __version__
 from gpunb.cli.checks import Finding, Place, note, ok, problem
-from gpunb.core.resources import size_text
+from gpunb.scheduler.resources import size_text
+from gpunb.system import linux
 
 _NEEDED = ("eventfd",)
 _CGROUP = "/sys/fs/cgroup"
@@ -71,16 +71,16 @@ def container(place: Place) -> Iterator[Finding]:
     kind = _container(place)
     if kind is None:
         return
-    says = f"this is a {kind}"
+    text = f"this is a {kind}"
     if place.gpus:
-        yield ok("container", f"{says}, and has GPUs")
+        yield ok("container", f"{text}, and has GPUs")
         return
     cure = {
         "Kubernetes pod": "ask for one in the pod: resources: limits: nvidia.com/gpu: 1",
         "Podman container": "start it with --device nvidia.com/gpu=all",
         "Apptainer container": "start it with --nv (NVIDIA) or --rocm (AMD)",
     }.get(kind, "start it with --gpus all (NVIDIA), or --device /dev/kfd --device /dev/dri (AMD)")
-    yield note("container", f"{says}, and sees no GPU", f"if the machine has any: {cure}")
+    yield note("container", f"{text}, and sees no GPU", f"if the machine has any: {cure}")
 
 
 def _container(place: Place) -> str | None:
@@ -100,7 +100,7 @@ def _container(place: Place) -> str | None:
 
 
 def wsl(place: Place) -> Iterator[Finding]:
-    """Windows' Linux has its driver from Windows."""
+    """Linux under Windows gets its driver from Windows."""
     if "microsoft" not in (place.text("/proc/version") or "").lower():
         return
     if not place.path("/dev/dxg").exists():
@@ -121,21 +121,21 @@ def wsl(place: Place) -> Iterator[Finding]:
 
 
 def limits(place: Place) -> Iterator[Finding]:
-    """What the control group of this process leaves of the machine."""
+    """The limits of this process's control group."""
     cpus, memory = _cpus(place), _memory(place)
     if cpus is not None:
         there = os.cpu_count() or 1
-        says = f"{cpus:.3g} of the {there} CPUs of this machine, by the cgroup"
+        text = f"{cpus:.3g} of the {there} CPUs of this machine, by the cgroup"
         if cpus < 1:
-            yield note("CPU limit", says, "workers start slowly: ask for one CPU at least")
+            yield note("CPU limit", text, "workers start slowly: ask for one CPU at least")
         else:
-            yield ok("CPU limit", says)
+            yield ok("CPU limit", text)
     if memory is not None:
-        says = f"{size_text(memory)} by the cgroup; whoever takes more is killed"
+        text = f"{size_text(memory)} by the cgroup; whoever takes more is killed"
         if memory < _SMALL:
-            yield note("memory limit", says, "frameworks for GPUs need some GiB: ask for more")
+            yield note("memory limit", text, "frameworks for GPUs need some GiB: ask for more")
         else:
-            yield ok("memory limit", says)
+            yield ok("memory limit", text)
     if cpus is None and memory is None:
         yield ok("limits", f"none by a cgroup; {os.cpu_count()} CPUs")
 
@@ -163,7 +163,7 @@ def _memory(place: Place) -> int | None:
 
 
 def _cgroup(place: Place, name: str) -> str | None:
-    """A limit of the second version, of this process's group or of one above it."""
+    """A limit in cgroup v2, of this process's group or the nearest group above that has one."""
     own = (place.text("/proc/self/cgroup") or "").rpartition("0::")[2].splitlines()
     parts = own[0].strip("/").split("/") if own and own[0].strip("/") else []
     for length in range(len(parts), -1, -1):

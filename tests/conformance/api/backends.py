@@ -59,6 +59,7 @@ class Errors:
     Any = _known.RayError
     Task = _known.RayTaskError
     Actor = _known.RayActorError
+    GroupRemoved = _known.TaskPlacementGroupRemoved
     NameTaken = _known.ActorAlreadyExistsError
     StoreFull = _known.ObjectStoreFullError
     ActorDied = _known.ActorDiedError
@@ -114,7 +115,7 @@ def _over_ray(settings: dict[str, Any]) -> Any:
     else:
         _patient(importlib.import_module("ray").init, **_QUIET_RAY, **known)
     session = ray.init("ray", **settings)
-    importlib.import_module("gpunb.backend").existing().ends_ray = True
+    importlib.import_module("gpunb.protocol.backend").existing().ends_ray = True
     return session
 
 
@@ -127,7 +128,7 @@ def _on_head(settings: dict[str, Any]) -> Any:
         return ray.init(name, ignore_reinit_error=again)
     _end_head(name)
     try:
-        command.started(name, {**settings, "preload": []})
+        command.start_head(name, {**settings, "preload": []})
     except errors.Any as error:  # of the command's own, whatever was wrong with what it was told
         kind = TypeError if "unexpected keyword" in str(error) else ValueError
         raise kind(str(error)) from None
@@ -136,7 +137,7 @@ def _on_head(settings: dict[str, Any]) -> Any:
 
 
 def _end_head(name: str) -> None:
-    heads = importlib.import_module("gpunb.runtime.heads")
+    heads = importlib.import_module("gpunb.head.discovery")
     if heads.pid_of(name) is not None:
         importlib.import_module("gpunb.cli").main(["stop", name, "--force", "--json"])
 
@@ -170,6 +171,10 @@ def _plain(resources: dict[str, float]) -> dict[str, float]:
 def idle() -> bool:
     """Whether nothing is held; objects that nobody refers to are collected first."""
     gc.collect()
+    if OVER_RAY:  # the next task gets another GPU than the process that is being made ready
+        session = importlib.import_module("gpunb.protocol.backend").existing()
+        if session.prewarmer._making:
+            return False
     return free() == total()
 
 
@@ -191,7 +196,7 @@ def script(text: str, **env: str) -> str:
 
 def run(text: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A program that may fail."""
-    variables = {name: value for name, value in os.environ.items() if not _told(name)}
+    variables = {name: value for name, value in os.environ.items() if not _is_reported(name)}
     variables |= {"PYTHONPATH": str(ROOT), "RAY_COLOR_PREFIX": "0", **env}
     head = f"import {BACKEND} as ray\n"
     return subprocess.run(
@@ -204,5 +209,5 @@ def run(text: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _told(name: str) -> bool:
+def _is_reported(name: str) -> bool:
     return name.startswith(("GPUNB_", "PYTHONWARNINGS")) or name == "CUDA_VISIBLE_DEVICES"

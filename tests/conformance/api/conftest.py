@@ -81,7 +81,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="session")
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     """Functions of the test modules travel by value, as a notebook's do."""
-    told = {name: os.environ.pop(name, None) for name in NAMED}
+    saved = {name: os.environ.pop(name, None) for name in NAMED}
     names = {item.module.__name__ for item in request.session.items if HERE in item.path.parents}
     modules = [sys.modules[name] for name in sorted({*names, backends.__name__, waiting.__name__})]
     for module in modules:
@@ -91,7 +91,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     shared.end()
     for module in modules:
         cloudpickle.unregister_pickle_by_value(module)
-    os.environ.update({name: value for name, value in told.items() if value is not None})
+    os.environ.update({name: value for name, value in saved.items() if value is not None})
 
 
 @pytest.fixture(autouse=True)

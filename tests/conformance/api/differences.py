@@ -67,7 +67,12 @@ DIFFERENCES = {
     ),
     "yield-from-iterators": "A generator may delegate to any iterable, as in plain Python.",
     "too-many-results": (
-        "Another number of results than `num_returns` says is an error, for a generator as well."
+        "Another number of results than `num_returns` says is an error, for a generator as well, "
+        "and so is an error after the last result."
+    ),
+    "groups-end-with-their-handles": (
+        "A placement group without a name ends with its last handle and its last task: when a "
+        "cell runs again, the devices of the group that it made before are free."
     ),
     "handles-from-names": "Each handle keeps its actor alive, also one that came from a name.",
     "ids-of-tasks-are-numbers": "A task is #7 wherever it is shown; in Ray ids are long texts.",
@@ -77,10 +82,12 @@ ON_THE_BACKEND = {
     "backend-queued-calls": (
         "A call of an actor that was cancelled may still run, if Ray has sent it already."
     ),
+    "backend-exits": "`exit_actor` lets the running calls finish; elsewhere they fail.",
     "backend-puts": "What a worker puts belongs to its process, and can be lost with it.",
     "backend-names": "An actor ends with its maker's handles; one that was looked up does not.",
     "backend-memory": "`gpu_memory` is refused: Ray does not know how large devices are.",
     "backend-types": "A type is of a node: Ray matches nodes, and takes a thousandth of it.",
+    "backend-placement-groups": "Placement groups are made with Ray's own functions.",
     "backend-kept-workers": "A GPU on which a worker was kept is given to others as well.",
 }
 """Where gpunb on a Ray cluster differs from gpunb elsewhere, as Ray decides it."""

@@ -435,10 +435,14 @@ def test_calls_after_death_raise_the_error_of_the_dead():
         get(counter.add.remote())
 
 
-def test_kill_twice():
-    counter = Counter.remote()
+def test_a_second_kill_changes_nothing():
+    counter, other = Counter.remote(), Counter.remote()
     ray.kill(counter)
+    eventually(lambda: _is_dead(counter))
     ray.kill(counter)
+    with pytest.raises(errors.ActorDied):
+        get(counter.add.remote())
+    assert get(other.add.remote()) == 1
 
 
 @pytest.mark.parametrize(
@@ -719,6 +723,101 @@ def test_calls_are_taken_again_when_others_are_done(gate):
     counter = Counter.options(max_pending_calls=1).remote()
     for number in range(5):
         assert get(counter.add.remote()) == number + 1
+
+
+def test_handles_of_one_process_count_pending_calls_together(gate):
+    counter = Counter.options(max_pending_calls=1, name="counted").remote()
+    get(counter.add.remote())
+    refs = [counter.hold.remote(gate, "first")]
+    gate.await_("first")
+    with pytest.raises(errors.TooManyPending):
+        refs.extend(ray.get_actor("counted").add.remote() for _ in range(5))
+    gate.open()
+    get(refs)
+
+
+def test_pending_calls_are_counted_for_each_caller(gate):
+    counter = Counter.options(max_pending_calls=2).remote()
+    get(counter.add.remote())
+    refs = [counter.hold.remote(gate, "first"), counter.add.remote()]
+    gate.await_("first")
+
+    @ray.remote(num_cpus=0)
+    def other(counter):
+        return [counter.add.remote() for _ in range(2)]
+
+    refs += get(other.remote(counter))
+    gate.open()
+    assert sorted(get(refs[1:])) == [2, 3, 4]
+
+
+def test_stop_iteration_of_a_method_arrives_as_such():
+    @ray.remote
+    class Stops:
+        def next(self):
+            raise StopIteration
+
+    stops = Stops.remote()
+    with pytest.raises(StopIteration):
+        get(stops.next.remote())
+    with pytest.raises(errors.Task):
+        get([stops.next.remote()])
+
+
+# ------------------------------------------------------------------------------------ the class
+
+
+@ray.remote
+class Model:
+    LIMIT = 7
+
+    def __init__(self):
+        self.double = "an attribute"
+
+    @staticmethod
+    def parse(text):
+        return int(text)
+
+    @classmethod
+    def name(cls):
+        return cls.__name__
+
+    def double(self, value):
+        return 2 * value
+
+    def limit(self):
+        return Model.LIMIT, Model.parse("5")
+
+
+def test_attributes_and_static_and_class_methods_are_those_of_the_class():
+    assert (Model.LIMIT, Model.parse("7"), Model.name()) == (7, 7, "Model")
+    assert get(Model.remote().limit.remote()) == (7, 5)
+    with pytest.raises(AttributeError):
+        Model.nothing  # noqa: B018
+
+
+def test_an_attribute_of_the_instance_does_not_hide_a_method():
+    assert get(Model.remote().double.remote(4)) == 8
+
+
+def test_exit_in_a_coroutine_that_a_method_has_started():
+    import asyncio
+
+    @ray.remote
+    class Ends:
+        async def begin(self):
+            self.task = asyncio.create_task(self.later())
+            return "begun"
+
+        async def later(self):
+            ray.actor.exit_actor()
+
+        async def add(self):
+            return "still there"
+
+    ends = Ends.remote()
+    assert get(ends.begin.remote()) == "begun"
+    eventually(lambda: _is_dead(ends))
 
 
 # -------------------------------------------------------------------------------------- threads

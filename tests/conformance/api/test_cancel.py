@@ -71,7 +71,7 @@ def test_a_task_that_is_not_told_to_stop_is_a_normal_one(gate):
 
 def test_a_running_task_gets_a_keyboard_interrupt(gate):
     @ray.remote
-    def tells(gate):
+    def reports(gate):
         try:
             gate.enter()
         except KeyboardInterrupt:
@@ -80,7 +80,7 @@ def test_a_running_task_gets_a_keyboard_interrupt(gate):
         finally:
             gate.note("finally")
 
-    ref = tells.remote(gate)
+    ref = reports.remote(gate)
     gate.await_()
     ray.cancel(ref)
     with pytest.raises(errors.Cancelled):

@@ -125,10 +125,12 @@ def test_the_actor_uses_the_first_gpu_and_the_task_the_second():
         RAY_DEDUP_LOGS="0",
     )
     lines = re.findall(r"^\((\w+) pid=\d+\) (.*)$", printed, re.MULTILINE)
-    told = {"ray.get_gpu_ids(): [{}]", "CUDA_VISIBLE_DEVICES: {}"}
+    reported = {"ray.get_gpu_ids(): [{}]", "CUDA_VISIBLE_DEVICES: {}"}
     assert len(lines) == 4
     assert set(lines) == {
-        (name, text.format(gpu)) for name, gpu in (("GPUActor", 0), ("use_gpu", 1)) for text in told
+        (name, text.format(gpu))
+        for name, gpu in (("GPUActor", 0), ("use_gpu", 1))
+        for text in reported
     }
 
 

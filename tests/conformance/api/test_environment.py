@@ -175,6 +175,39 @@ def test_the_variables_of_a_runtime_env_are_set():
 # ---------------------------------------------------------------- devices named before the session
 
 
+def inherited(depth):
+    """The variables of a task, and of those that it submits."""
+    own = tuple(os.environ.get(name) for name in ("KEPT", "CHANGED"))
+    if not depth:
+        return [own]
+    inner = ray.remote(inherited)
+    if depth == 1:
+        inner = inner.options(runtime_env={"env_vars": {"CHANGED": "in between"}})
+    return [own, *ray.get(inner.remote(depth - 1))]
+
+
+@ray.remote
+class Submits:
+    def inner(self):
+        return ray.get(ray.remote(inherited).remote(1))
+
+
+def test_variables_are_inherited_by_what_a_task_submits():
+    env = {"env_vars": {"KEPT": "yes", "CHANGED": "first"}}
+    found = get(ray.remote(inherited).options(runtime_env=env).remote(2))
+    assert found == [("yes", "first"), ("yes", "first"), ("yes", "in between")]
+
+
+def test_variables_are_inherited_by_what_an_actor_submits():
+    env = {"env_vars": {"KEPT": "yes", "CHANGED": "first"}}
+    actor = Submits.options(runtime_env=env).remote()
+    assert get(actor.inner.remote()) == [("yes", "first"), ("yes", "in between")]
+
+
+def test_variables_are_not_inherited_by_others():
+    assert get(ray.remote(inherited).remote(0)) == [(None, None)]
+
+
 @differs("ids-are-numbers")
 @pytest.mark.machine(num_gpus=2, visible="1,3")
 def test_ids_when_the_variable_was_set_before():

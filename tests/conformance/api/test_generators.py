@@ -304,10 +304,73 @@ def test_a_function_that_yields_less_than_the_number_of_results():
         get(refs[-1])
 
 
+def test_the_results_before_an_error_are_kept():
+    first, second, third = count_then_fail.options(num_returns=3).remote(1)
+    assert get(first) == 0
+    for ref in (second, third):
+        with pytest.raises(KeyError):
+            get(ref)
+
+
+@differs("too-many-results")
+def test_an_error_after_the_last_result():
+    refs = count_then_fail.options(num_returns=2).remote(2)
+    if here(ray="is logged", gpunb="raises") == "raises":
+        for ref in refs:
+            with pytest.raises(KeyError):
+                get(ref)
+    else:
+        assert get(refs) == [0, 1]
+
+
+def test_the_last_of_dynamic_refs_has_the_error():
+    refs = list(get(count_then_fail.options(num_returns="dynamic").remote(2)))
+    assert get(refs[:2]) == [0, 1]
+    with pytest.raises(KeyError):
+        get(refs[2])
+    assert len(refs) == 3
+
+
 def test_dynamic_is_one_ref_to_refs():
     ref = count.options(num_returns="dynamic").remote(3)
     assert isinstance(ref, ray.ObjectRef)
     assert [get(each) for each in get(ref)] == [0, 1, 2]
+
+
+def test_completed_is_ready_when_the_task_has_ended(gate):
+    @ray.remote
+    def steps():
+        yield 0
+        gate.enter("step")
+        yield 1
+
+    stream = steps.remote()
+    gate.await_("step")
+    assert ray.wait([stream.completed()], timeout=0) == ([], [stream.completed()])
+    gate.open()
+    assert ray.wait([stream.completed()], timeout=PATIENCE) == ([stream.completed()], [])
+    assert get(stream.completed()) is None
+    assert stream.next_ready()
+    assert get(list(stream)) == [0, 1]
+    assert not stream.next_ready()
+    assert stream.is_finished()
+
+
+def test_completed_of_a_function_that_raised():
+    stream = count_then_fail.remote(1)
+    assert get(stream.completed()) is None
+    assert len(list(stream)) == 2
+
+
+def test_completed_of_a_process_that_ended():
+    @ray.remote(max_retries=0)
+    def crash():
+        yield 0
+        os._exit(3)
+
+    stream = crash.remote()
+    with pytest.raises(errors.Crashed):
+        get(stream.completed())
 
 
 # -------------------------------------------------------------------------------------- actors

@@ -44,6 +44,20 @@ def test_an_actor_is_found_by_its_name(name):
     assert get(ray.get_actor(name).add.remote()) == 2
 
 
+def test_names_are_listed(name):
+    counter = Counter.options(name=name).remote()
+    far = Counter.options(name=name, namespace="far").remote()
+    unnamed = Counter.options(lifetime="detached").remote()
+    get([counter.add.remote(), far.add.remote(), unnamed.add.remote()])
+    listed = ray.util.list_named_actors()
+    assert name in listed
+    assert not any("far" in each or each.startswith("#") for each in listed)
+    everywhere = ray.util.list_named_actors(all_namespaces=True)
+    assert {"namespace": "far", "name": name} in everywhere
+    assert len([each for each in everywhere if each["name"] == name]) == 2
+    ray.kill(unnamed)
+
+
 def test_a_name_in_the_decorator(name):
     class Named:
         def say(self):

@@ -33,3 +33,27 @@ def test_lines_come_with_the_name_and_the_process():
     found = dict(re.findall(r"^\((\w+) pid=(\d+)\) from the \w+$", printed, re.MULTILINE))
     task, actor = re.search(r"^pids (\d+) (\d+)$", printed, re.MULTILINE).groups()
     assert found == {"task": task, "Actor": actor}
+
+
+def test_lines_of_an_actor_come_with_its_repr():
+    printed = script(
+        """
+        import os, time
+        ray.init(num_cpus=2)
+
+        @ray.remote
+        class Actor:
+            def __init__(self, index):
+                self.index = index
+
+            def __repr__(self):
+                return f"Actor(index={self.index})"
+
+            def say(self):
+                print("from the actor")
+
+        ray.get(Actor.remote(2).say.remote())
+        time.sleep(1)  # Ray prints a little later
+        """
+    )
+    assert re.search(r"^\(Actor\(index=2\) pid=\d+\) from the actor$", printed, re.MULTILINE)

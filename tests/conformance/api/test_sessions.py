@@ -151,6 +151,38 @@ def test_init_refuses_an_unknown_setting():
         start(colour="red")
 
 
+def test_arguments_of_many_programs_are_taken():
+    text = """
+    import os
+    context = ray.init(
+        num_cpus=1, num_gpus=0, log_to_driver=False, include_dashboard=False, local_mode=False,
+        logging_level="ERROR", configure_logging=True, dashboard_host="127.0.0.1",
+        dashboard_port=None, object_store_memory=200_000_000, namespace="colours",
+        _system_config={}, _temp_dir=None,
+        runtime_env={"env_vars": {"PAINT": "red", "BRUSH": "flat"}},
+    )
+
+    @ray.remote(num_cpus=0)
+    class Pot:
+        def paint(self):
+            return os.environ["PAINT"], ray.get_runtime_context().namespace
+        def found(self):
+            return ray.get(ray.get_actor("pot").paint.remote())
+
+    pot = Pot.options(name="pot").remote()
+    here = ray.get(ray.get_actor("pot", namespace="colours").paint.remote())
+    print(*here, *ray.get(Pot.remote().found.remote()), ray.get_runtime_context().namespace)
+
+    @ray.remote(runtime_env={"env_vars": {"PAINT": "blue"}})
+    def own():
+        return os.environ["PAINT"], os.environ["BRUSH"]
+
+    print(*ray.get(own.remote()), "PAINT" in os.environ)
+    """
+    lines = script(text).splitlines()
+    assert lines == ["red colours red colours colours", "blue flat False"]
+
+
 def test_a_session_begins_by_itself():
     printed = script(
         """

@@ -2,7 +2,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-const view = await import(process.env.GPUNB_VIEW);
+const names = ["texts", "facts", "clock", "devices", "index"];
+const modules = await Promise.all(names.map((name) => import(`${process.env.GPUNB_VIEW}/${name}.js`)));
+const view = Object.assign({}, ...modules);
 
 test("sizes and times as people read them", () => {
   assert.equal(view.sizeText(0), "0 B");
@@ -16,10 +18,21 @@ test("sizes and times as people read them", () => {
   assert.equal(view.shareText(1 / 3), "0.3333");
 });
 
+test("a job that is ending has the number that people know, also among several sessions", () => {
+  assert.equal(view.partText({ kind: "own", id: "4711:9", name: "ending", share: 0.1 }), "#9 ending");
+  assert.equal(view.partText({ kind: "own", id: 9, name: "ending", share: 0.1 }), "#9 ending");
+});
+
 test("memory says only what is known", () => {
   assert.equal(view.memoryText(null), "");
   assert.equal(view.memoryText({ now: null, peak: null, share: 2 ** 30 }), "share 1 GiB");
   assert.equal(view.memoryText({ now: 1024, peak: 2048, share: 4096 }), "1 KiB now, 2 KiB at most, share 4 KiB");
+});
+
+test("control characters are escaped, and all else stays as it is", () => {
+  assert.equal(view.printable("größe 大小 <b>"), "größe 大小 <b>");
+  assert.equal(view.printable("\u001b[2J\u0000\n\u202e"), "\\u001b[2J\\u0000\\u000a\\u202e");
+  assert.equal(view.printable(7), "7");
 });
 
 test("what something took is told as far as it is worth a word", () => {
@@ -32,7 +45,7 @@ test("what something took is told as far as it is worth a word", () => {
   assert.deepEqual(view.tookText({}, null), []);
 });
 
-const device = (more) => ({ id: 0, key: "GPU-1", logical: false, held: [], others: [], ...more });
+const device = (more) => ({ id: 0, key: "GPU-1", logical: false, held: [], others: [], usage: {}, ...more });
 const session = (pid) => ({ pid, user: "ada", notebook: `/home/ada/${pid}.ipynb` });
 const job = (id, more) => ({ id, name: `t${id}`, cell: null, seconds: 1, memory: null, devices: [], ...more });
 const snapshot = (more) => view.whole({ session: session(1), ...more });

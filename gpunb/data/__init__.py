@@ -1,0 +1,1 @@
+"""Data between processes: shared memory segments, and serialization."""

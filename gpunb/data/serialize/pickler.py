@@ -1,0 +1,165 @@
+"""The pickler of values, and the rules on which functions and classes travel by value.
+
+Also the state of each thread's pickling: the references that were noted, the pickler for tensors on
+devices, and where the value goes.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+from cloudpickle import cloudpickle
+
+from gpunb.data.serialize.parts import Part, preamble
+
+PROTOCOL = 5
+
+Way: TypeAlias = Literal["task", "result", "cell", "home"]
+"""Where a value goes: to a task, back as its result, to a cell, or from a cell to the notebook."""
+
+_collector = threading.local()
+
+
+def note_reference(identity: Hashable) -> None:
+    """Note that the value being pickled refers to `identity`; for use in `__reduce__`.
+
+    Within a `dumps` of this thread the identity is added to the payload's references; if calls of
+    `dumps` are nested, to those of the innermost one. Elsewhere nothing happens.
+    """
+    noted = getattr(_collector, "noted", None)
+    if noted is not None:
+        noted.append(identity)
+
+
+class Moving(Protocol):
+    """Makes the pickler that a thread uses; see `devices.Moved`."""
+
+    def pickler(self, pieces: list[Any], buffers: list[memoryview] | None) -> StreamPickler: ...
+
+
+def set_way(way: Way) -> Way:
+    """Set where the values go that this thread pickles; return the setting before."""
+    before: Way = getattr(_collector, "way", "task")
+    _collector.way = way
+    return before
+
+
+def set_moving(moving: Moving | None) -> Moving | None:
+    """Set what makes this thread's pickler, None for the usual one; return the setting before."""
+    before: Moving | None = getattr(_collector, "moving", None)
+    _collector.moving = moving
+    return before
+
+
+class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's pickler with the stream in pieces, so that large pieces are not copied."""
+
+    def __init__(self, pieces: list[Any], buffers: list[memoryview] | None) -> None:
+        self.write = pieces.append
+        # A bound method would make a cycle, which keeps large pieces until garbage is collected.
+        callback = None if buffers is None else functools.partial(_keep_buffer, buffers)
+        super().__init__(self, protocol=PROTOCOL, buffer_callback=callback)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce classes and functions as cloudpickle does; a class keeps its slots."""
+        if issubclass(type(obj), type):
+            return _with_slots(obj, cloudpickle._class_reduce(obj))  # noqa: SLF001
+        if isinstance(obj, types.FunctionType):
+            return self._function_reduce(obj)
+        return NotImplemented
+
+
+def _with_slots(cls: type, reduced: Any) -> Any:
+    """Add the slots of a class to the arguments that make it. cloudpickle's classes have a
+    ``__dict__`` instead, and the receiver could not make their instances with the first class."""
+    slots = vars(cls).get("__slots__")
+    if not slots or not isinstance(reduced, tuple):  # typing.NamedTuple takes not even empty ones
+        return reduced
+    make, arguments, *state = reduced
+    if make is not cloudpickle._make_skeleton_class:  # noqa: SLF001
+        return reduced
+    kind, name, bases, made_with, *rest = arguments
+    return make, (kind, name, bases, {**made_with, "__slots__": slots}, *rest), *state
+
+
+def _reduce_file(file: io.TextIOWrapper) -> Any:
+    """Reduce a text file. A standard stream becomes that of the receiver. Other files become a text
+    in memory, as with cloudpickle; but not for cells, where it would replace the user's file."""
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    if getattr(_collector, "way", "task") in ("cell", "home"):
+        raise pickle.PicklingError(f"cannot pickle {type(file).__name__} objects: it is open here")
+    return _reduce_file_as_cloudpickle(file)
+
+
+_reduce_file_as_cloudpickle = cloudpickle.Pickler.dispatch_table[io.TextIOWrapper]
+StreamPickler.dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(
+    {io.TextIOWrapper: _reduce_file}
+)
+
+
+def _keep_buffer(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> None:
+    """Keep a buffer out of the stream; raise BufferError if it is not contiguous."""
+    buffers.append(buffer.raw())
+
+
+def pickle_in_pieces(
+    value: Any, buffers: list[memoryview] | None, shared: Sequence[Part] = ()
+) -> tuple[list[bytes | memoryview], tuple[Any, ...]]:
+    """Return the stream in pieces, and the references; add out-of-band buffers to `buffers`.
+
+    Raises:
+        whatever pickling raises.
+    """
+    pieces: list[Any] = []
+    outer = getattr(_collector, "noted", None)
+    noted: list[Any] = []
+    _collector.noted = noted
+    moving: Moving | None = getattr(_collector, "moving", None)
+    make = StreamPickler if moving is None else moving.pickler
+    try:
+        pickler = make(pieces, buffers)
+        if shared:
+            pieces.append(preamble(shared))
+            pickler.memo = {id(part): (at, part) for at, (part, _) in enumerate(shared)}
+        pickler.dump(value)
+    finally:
+        _collector.noted = outer
+    # The pickler writes large bytes, bytearrays and buffers as they are, the rest as bytes.
+    for number, piece in enumerate(pieces):
+        if type(piece) is not bytes:
+            is_buffer = isinstance(piece, pickle.PickleBuffer)
+            pieces[number] = piece.raw() if is_buffer else memoryview(piece)
+    return pieces, tuple(noted)
+
+
+def by_value(thing: object) -> bool:
+    """Return whether a function or class travels as code, not as a name to import."""
+    try:
+        return not cloudpickle._should_pickle_by_reference(thing)  # noqa: SLF001
+    except Exception:  # noqa: BLE001 - a proxy of a function or class
+        return False
+
+
+def global_names(code: types.CodeType) -> Iterable[str]:
+    """Return the names of globals in a function's code, nested functions included."""
+    names: Iterable[str] = cloudpickle._extract_code_globals(code)  # noqa: SLF001
+    return names
+
+
+def closure_of(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield the names and values of a function's free variables, as far as they are bound."""
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue

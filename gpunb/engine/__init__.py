@@ -1,0 +1,1 @@
+"""Carries out what the scheduler decides, on one thread with one inbox."""

@@ -1,0 +1,1 @@
+"""Machine-wide leases: which session holds what of each device."""

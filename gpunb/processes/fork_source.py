@@ -1,0 +1,380 @@
+"""Workers that a zygote forks: the kernel's side of `worker.zygote`.
+
+There are two zygotes. The first is a new interpreter. It forks workers from the start, and it forks
+the second zygote, which imports the preload.
+
+1. A request to a zygote that has not started or does not read waits in its `Link`, in order.
+2. When the second zygote reports the end of its preload, it gets all new requests, and the pool
+   replaces its standbys. Each process stays with the zygote that forked it: signals go to that
+   zygote, and that zygote reports its end.
+3. When a zygote dies, the system kills its workers, but no zygote reports their ends. So the kernel
+   watches each of them through a pidfd, and reports the end when the process is really gone.
+4. The second zygote dies with the first one. Its link reports that later, when a new pair may have
+   started; so each report is compared with the present `_first` and `_second`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpunb.processes import launcher
+from gpunb.processes.launcher import Launched
+from gpunb.processes.pool import WorkerPool
+from gpunb.processes.worker_process import WorkerProcess
+from gpunb.processes.zygote_link import Answer, Link
+from gpunb.protocol.zygote import SECOND
+from gpunb.system import limits, linux, process_control
+from gpunb.system.loop import Loop
+
+RESTARTS = 5
+"""Deaths of zygotes within `WINDOW` seconds after which no new one is started for so long."""
+
+WINDOW = 30.0
+_END_WAIT = 3.0
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+"""Seconds until a step that lacked resources is tried again; doubled each time."""
+
+
+class _Generation:
+    """One zygote: the link to it, and the processes that it forked."""
+
+    def __init__(self) -> None:
+        self.link: Link
+        self.pid: int | None = None
+        self.processes: dict[int, WorkerProcess] = {}
+        self.usable = True
+        self.served = False
+        self.delayed: dict[int, str] = {}
+        """For each process that waits to be forked, the reason."""
+        self.signalled: set[int] = set()
+        """Processes that got signals after the last ping that the zygote has answered."""
+
+    def why_silent(self) -> str | None:
+        """Return a text if the zygote does not answer; else None."""
+        seconds = self.link.silent_seconds()
+        if seconds is None:
+            return None
+        return (
+            f"the process that forks workers (pid {self.pid}) has not answered for {seconds:.0f} "
+            f"s: it may be stopped, and goes on after `kill -CONT {self.pid}`"
+        )
+
+
+class ForkSource:
+    """Starts the zygote, has it preload, forks through it, and replaces it when it dies."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        pool: WorkerPool,
+        preload: Sequence[str],
+        launched: Launched | None = None,
+        inherited: int | None = None,
+        *,
+        own_preload: Sequence[str] = (),
+    ) -> None:
+        """All processes inherit the descriptor `inherited`. No report names `own_preload`."""
+        self._inherited = inherited
+        self._loop = loop
+        self._pool = pool
+        self._requested = frozenset(preload)
+        self._preload = (*own_preload, *preload)
+        self._first: _Generation | None = None
+        self._second: _Generation | None = None
+        self._process: Any = None
+        self._deaths: list[float] = []
+        self._failed_preloads = 0
+        self._generations: set[_Generation] = set()
+        self._watched_ends: set[int] = set()
+        self._problems: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._closed = False
+        self.environment: dict[str, str] = {}
+        self.preloaded: dict[str, str | None] | None = None
+        self._start_first(launched)
+
+    @property
+    def notes(self) -> list[str]:
+        """Texts on problems with new processes."""
+        silent = [each.why_silent() for each in self._generations]
+        delayed = [why for each in self._generations for why in each.delayed.values()]
+        texts = [*self._notes, *self._problems.values(), *silent, *delayed]
+        return list(dict.fromkeys(each for each in texts if each))
+
+    def held_up(self, process: WorkerProcess) -> str | None:
+        """Return why a process has not started, or gets no signal; None if nothing is known."""
+        generation = process.origin
+        if not isinstance(generation, _Generation):
+            return None
+        if process.ready and process.token not in generation.signalled:
+            return None
+        known = generation.delayed.get(process.token) or generation.why_silent()
+        if known is None and not process.ready:
+            return next(iter(self._problems.values()), None)
+        return known
+
+    # ----------------------------------------------------------------------------------- zygotes
+
+    def _start_first(self, launched: Launched | None = None) -> None:
+        """Start the first zygote, and through it the second. Requests to the first one wait in its
+        link until it has started."""
+        first = self._first = self._new_generation()
+        if self._inherited is not None:
+            first.link.ask(("keep",), [self._inherited], lent=True)
+        self.environment = launched.environment if launched else dict(os.environ)
+
+        def start() -> None:
+            nonlocal launched
+            launched = launched or launcher.zygote()
+            self._process = launched.process
+            first.pid = launched.process.pid
+            first.link.connect(launched.sock)
+            self._start_second()
+
+        self._try(start, "the process that forks workers cannot be started")
+
+    def _start_second(self) -> None:
+        first = self._first
+
+        def start() -> None:
+            if first is None or first is not self._first:
+                return
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._second = self._new_generation()
+            self._second.usable = False
+            self._second.link.connect(ours)
+            first.link.ask(("preload", self._preload), [theirs.detach()])
+
+        self._try(start, "the preload cannot be imported")
+
+    def _try(self, action: Callable[[], None], what: str, pause: float = _FIRST_PAUSE) -> None:
+        """Call `action` now, and again later while it lacks resources. `what` is the text on the
+        problem."""
+        if self._closed:
+            return
+        try:
+            action()
+        except OSError as error:
+            self._problems[what] = f"{what}, which is tried again: {limits.explain(error)}"
+            longer = min(2 * pause, _LONGEST_PAUSE)
+            self._loop.after(pause, functools.partial(self._try, action, what, longer))
+        else:
+            self._problems.pop(what, None)
+
+    def _new_generation(self) -> _Generation:
+        generation = _Generation()
+        generation.link = Link(
+            self._loop,
+            lambda answer: self._on_answer(generation, answer),
+            lambda gone: self._on_link_end(generation, gone),
+        )
+        self._generations.add(generation)
+        return generation
+
+    # ------------------------------------------------------------------------------- for the pool
+
+    def start(self, process: WorkerProcess, descriptors: Sequence[int]) -> None:
+        generation = self._second if self._second and self._second.usable else self._first
+        if generation is None:
+            for each in descriptors:
+                os.close(each)
+            self._pool.gone_later(process, "no zygote could be started; see gpunb doctor")
+            return
+        generation.processes[process.token] = process
+        process.origin = generation
+        process.environment = self.environment
+        generation.link.ask(("fork", process.token), descriptors)
+
+    def signal(self, process: WorkerProcess, number: int) -> None:
+        generation = process.origin
+        if isinstance(generation, _Generation) and generation in self._generations:
+            generation.signalled.add(process.token)
+            generation.link.ask(("signal", process.token, int(number)))
+
+    def close(self) -> None:
+        """End the zygotes; they end the workers and the children of these."""
+        self._closed = True
+        for generation in list(self._generations):
+            if generation.pid is not None:  # a stopped zygote could not end its workers
+                process_control.kill(generation.pid, signal.SIGCONT)
+            self._forget(generation)
+        for descriptor in list(self._watched_ends):
+            self._unwatch(descriptor)
+        if self._process is not None and not self._reaped():
+            process_control.kill(self._process.pid)
+            self._reaped()
+
+    def forked(self) -> None:
+        """Close the parent's descriptors in a forked child."""
+        while self._generations:
+            self._generations.pop().link.forked()
+        while self._watched_ends:
+            os.close(self._watched_ends.pop())
+        process, self._process = self._process, None
+        if process is not None:
+            launcher.forked(process)
+
+    def _reaped(self) -> bool:
+        """Wait a while for the end of the first zygote; return whether it came. Not with `join`,
+        which waits for all processes that have inherited loky's pipe."""
+        deadline = time.monotonic() + _END_WAIT
+        while self._process.exitcode is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    # ------------------------------------------------------------------------------------ answers
+
+    def _on_answer(self, generation: _Generation, answer: Answer) -> None:
+        match answer:
+            case ("pong",):
+                generation.signalled.clear()
+            case ("exited", token, status):
+                self._on_worker_end(generation, token, process_control.describe_status(status))
+            case ("forked", token, pid):
+                generation.delayed.pop(token, None)
+                if token in generation.processes:
+                    generation.processes[token].pid = pid
+                elif isinstance(token, tuple) and self._second is not None:
+                    self._second.pid = pid
+            case ("delayed", token, why):
+                generation.delayed[token] = f"a worker waits to be forked: {why}"
+            case ("failed", token, why):
+                self._on_worker_end(generation, token, f"it could not be started: {why}")
+            case ("preloaded", problems, unsafe):
+                self._preloaded(generation, problems, unsafe)
+
+    def _on_worker_end(self, generation: _Generation, token: Any, reason: str) -> None:
+        generation.delayed.pop(token, None)
+        generation.signalled.discard(token)
+        process = generation.processes.pop(token, None)
+        if process is not None:
+            self._pool.gone(process, reason)
+
+    def _preloaded(
+        self, generation: _Generation, problems: dict[str, str | None], unsafe: str | None
+    ) -> None:
+        self.preloaded = {name: each for name, each in problems.items() if name in self._requested}
+        for name, problem in problems.items():
+            if problem:
+                self._notes.append(f"preload: {name} could not be imported: {problem}")
+        if unsafe:
+            self._notes.append(f"preload: not used, workers import for themselves: {unsafe}")
+            self._forget(generation)
+            self._second = None
+            return
+        generation.usable = generation.served = True
+        self._pool.renew()
+
+    def _forget(self, generation: _Generation) -> None:
+        self._generations.discard(generation)
+        generation.link.close()
+
+    # --------------------------------------------------------------------------------------- ends
+
+    def _on_link_end(self, generation: _Generation, gone: bool) -> None:
+        """Handle the end of a zygote, or end a zygote that has sent an invalid message: its other
+        messages cannot be trusted."""
+        if gone:
+            self._on_death(generation, "it was killed when its zygote died")
+            return
+        reason = f"the process that forks workers (pid {generation.pid}) sent what is no message"
+        self._notes.append(f"{reason}, and was replaced")
+        if generation is self._first:
+            process_control.kill(self._process.pid)
+        elif self._first is not None:
+            token = (SECOND, self._preload)
+            self._first.link.ask(("signal", token, int(signal.SIGKILL)))
+        self._on_death(generation, f"{reason}, and was ended with its workers")
+
+    def _on_death(self, generation: _Generation, reason: str) -> None:
+        """Replace a zygote that has died, and watch the ends of the workers that die with it."""
+        self._forget(generation)
+        lost, generation.processes = list(generation.processes.values()), {}
+        if generation is self._second:
+            self._second = None
+            self._failed_preloads += not generation.served
+            if self._failed_preloads > 1:  # the first zygote forks all workers, then
+                self._notes.append("preload: not used, the process that imported it died twice")
+            elif self._may_restart(self._restart_second):
+                self._start_second()
+        elif generation is self._first:
+            self._first = self._second = None  # the second dies with it
+            self._reaped()
+            if self._may_restart(self._restart_first):
+                self._start_first()
+        self._pool.renew()  # its standbys have died, too
+        for process in lost:
+            self._watch_end(process, reason)
+
+    def _may_restart(self, later: Callable[[], None]) -> bool:
+        """Return whether to start another zygote now. After too many deaths call `later` when
+        `WINDOW` is over; until then tasks fail at once, with the reason."""
+        now = time.monotonic()
+        self._deaths = [each for each in self._deaths if each > now - WINDOW] + [now]
+        if len(self._deaths) <= RESTARTS:
+            return True
+        self._notes.append(
+            f"{len(self._deaths)} zygotes died within {WINDOW:g} s: the next one is tried then"
+        )
+        self._loop.after(WINDOW, later)
+        return False
+
+    def _restart_first(self) -> None:
+        if self._first is None and not self._closed:
+            self._start_first()
+            self._pool.renew()
+
+    def _restart_second(self) -> None:
+        if self._first is not None and self._second is None:
+            self._start_second()
+
+    def _watch_end(self, process: WorkerProcess, reason: str) -> None:
+        """Kill a process that has lost its zygote, and report its end when it is gone."""
+        if process.pid is None:
+            self._pool.gone_later(process, reason)
+            return
+        try:
+            descriptor = linux.pidfd_open(process.pid)
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                self._pool.gone_later(process, reason)
+            else:  # no descriptor is left: its devices are not free before its end is seen
+                again = functools.partial(self._watch_end, process, reason)
+                self._loop.after(_FIRST_PAUSE, again)
+            return
+
+        def ended() -> None:
+            self._unwatch(descriptor)
+            self._pool.gone(process, reason)
+
+        try:
+            linux.pidfd_send_signal(descriptor, signal.SIGKILL)
+        except OSError:
+            pass
+        self._watched_ends.add(descriptor)
+        self._watch(descriptor, ended)
+
+    def _watch(self, descriptor: int, ended: Callable[[], None]) -> None:
+        """Watch the end of a process, now or as soon as the system has memory for it: its devices
+        are not free before."""
+        if descriptor not in self._watched_ends:
+            return
+        try:
+            self._loop.watch(descriptor, ended)
+        except OSError:
+            self._loop.after(_FIRST_PAUSE, functools.partial(self._watch, descriptor, ended))
+
+    def _unwatch(self, descriptor: int) -> None:
+        self._watched_ends.discard(descriptor)
+        self._loop.unwatch(descriptor)
+        os.close(descriptor)

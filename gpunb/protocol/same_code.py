@@ -1,0 +1,76 @@
+"""Digests of code that stay equal if only comments, blank lines or options of magics change."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from gpunb.scheduler.tasks import TaskSpec
+
+_MAGICS = ("run_line_magic", "run_cell_magic")
+
+
+def digest_of_cell(python: str) -> str:
+    """The digest of a cell, as IPython has transformed it to Python."""
+    return _digest(_normal(python))
+
+
+def digest_of_function(function: Callable[..., Any]) -> str:
+    """The digest of a function: of its own code, without the functions that it calls."""
+    code = getattr(function, "__code__", None)
+    if isinstance(code, types.CodeType):
+        return _digest(repr(_parts(code)))
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return _digest(f"{getattr(function, '__module__', '')}.{name}")
+
+
+def with_code(spec: TaskSpec, digest: str) -> TaskSpec:
+    """The specification of a task whose share comes from the runs of the code with this digest."""
+    assert spec.auto is not None
+    return replace(spec, auto=replace(spec.auto, code=digest))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
+
+def _normal(source: str) -> str:
+    try:
+        return ast.dump(_Magics().visit(ast.parse(source)))
+    except (SyntaxError, ValueError):  # the body of a magic that is not Python
+        return source
+
+
+class _Magics(ast.NodeTransformer):
+    """Removes the options of magics, and normalises the cells of cell magics."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _MAGICS:
+            for at, each in enumerate(node.args):
+                if at and isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    normal = _without_options if at == 1 else _normal
+                    node.args[at] = ast.Constant(normal(each.value))
+        return node
+
+
+def _without_options(line: str) -> str:
+    return " ".join(word for word in line.split() if not word.startswith("-"))
+
+
+def _parts(code: types.CodeType) -> tuple[Any, ...]:
+    """The content of a code object without its file and line numbers."""
+    names = code.co_names, code.co_varnames, code.co_freevars
+    return code.co_code, *names, tuple(map(_constant, code.co_consts))
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _parts(value)
+    if isinstance(value, frozenset):  # its order differs between processes
+        return sorted(map(repr, value))
+    return repr(value)

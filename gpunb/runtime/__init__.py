@@ -1,1 +1,0 @@
-"""Carries out what the core decides: one inbox, one thread."""

@@ -1,0 +1,374 @@
+"""The queue of waiting tasks: one line for each different demand, depth and priority, and a
+reservation.
+
+A line is looked at again only when something became free or another task is its first, so that
+the cost of an event depends on the number of different demands, not on the number of tasks.
+
+A task that has waited long gets a reservation: later tasks leave it room. Two limits keep the price
+low, which is devices that stand idle, and many that wait longer for one. Tasks that have waited at
+least a quarter of its time go before it nevertheless, if they came within a day after it. And no
+device is kept while a task there has run for more than a quarter of that time, and ten minutes: the
+longer a task has run, the later it ends. Both limits pass as it waits, so no task waits for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from operator import attrgetter
+from typing import TypeAlias
+
+from gpunb.scheduler.feasibility import NO_DEVICES, NOTHING, Reserved
+from gpunb.scheduler.frozen import frozen
+from gpunb.scheduler.resources import UNIT, Allocation, Demand, Gang
+from gpunb.scheduler.state import State, Task
+from gpunb.scheduler.timers import Timers
+
+Key: TypeAlias = tuple[Demand, int, int]
+"""(demand, depth, priority) of a line"""
+
+PART = 1 / 4
+"""The part of the time that a task has waited, for both limits of its reservation."""
+
+LATEST = 86_400.0
+"""Seconds. Tasks that come so much later do not overtake a reservation, however long they wait."""
+
+SHORT = 600.0
+"""Seconds. A device is kept in any case while no task has run there for longer."""
+
+
+def _key(task: Task) -> Key:
+    return task.spec.demand, task.depth, task.spec.priority
+
+
+class Line:
+    """The queued tasks of one demand, depth and priority, first come first served.
+
+    Attributes:
+        tasks: begins with a task of this line. Others may have left it; `count` is without them.
+        stuck: whether the first task was found not to fit.
+        held: whether CPUs that the first task needs are kept for deeper tasks.
+        held_since: time since which this is so, or since which one started nevertheless.
+        patience: time after which one starts nevertheless.
+        cpus: CPUs of the machine that a task needs; none in a bundle, which has its own.
+        order: the `rank` of the first task.
+        ages_at: time from which the first task has waited long.
+        least: as in the `Fit` of the demand; with `whole` it is on wholly free devices.
+    """
+
+    __slots__ = (
+        "ages_at",
+        "count",
+        "cpus",
+        "demand",
+        "depth",
+        "held",
+        "held_since",
+        "least",
+        "order",
+        "patience",
+        "priority",
+        "stuck",
+        "tasks",
+        "whole",
+    )
+
+    def __init__(self, key: Key, least: int, patience: float) -> None:
+        self.demand, self.depth, self.priority = key
+        self.cpus = self.demand.cpus if self.demand.within is None else 0
+        self.set_least(least)
+        self.tasks: deque[Task] = deque()
+        self.count = 0
+        self.stuck = False
+        self.order = (0.0, 0)
+        self.ages_at = math.inf
+        self.held = False
+        self.held_since = math.inf
+        self.patience = patience
+
+    def set_least(self, least: int) -> None:
+        self.least, self.whole = least, least >= UNIT
+
+    def __iter__(self) -> Iterator[Task]:
+        return (task for task in self.tasks if self.has(task))
+
+    def has(self, task: Task) -> bool:
+        """Whether the task, which was added once, is still in the line."""
+        return task.state == "queued" and task.depth == self.depth
+
+
+@frozen
+class Reservation:
+    """Room that is kept for a line whose first task has waited long."""
+
+    line: Line
+    reserved: Reserved
+
+
+_order = attrgetter("order")
+
+
+class Queue:
+    """All lines, and at most one reservation.
+
+    A reservation is for obtainable room only: one of more could keep room free for ever.
+    """
+
+    def __init__(self, state: State, timers: Timers) -> None:
+        self.lines: dict[Key, Line] = {}
+        self.reservation: Reservation | None = None
+        self._overtakes = 0.0
+        self._timers = timers
+        self._state = state
+        self._age = state.policy.age
+        self._capacity = state.capacity
+        self._obtainable = state.obtainable
+        self._changed: list[Line] = []
+        self._ages_at = math.inf
+        self.room_freed = False
+        """Whether room became free, so that any line may fit now."""
+
+    def push(self, task: Task, *, front: bool = False) -> None:
+        """Add a task to its line."""
+        task.set_state("queued")
+        self._join(task, front=front)
+
+    def _join(self, task: Task, *, front: bool) -> None:
+        line = self.line_of(task)
+        if line is None:
+            least = self._capacity.fit(task.spec.demand).least
+            line = self.lines[_key(task)] = Line(_key(task), least, self._age)
+            self._changed.append(line)
+        line.count += 1
+        if front:
+            line.tasks.appendleft(task)
+        else:
+            line.tasks.append(task)
+        if front or line.count == 1:
+            self._first_changed(line)
+
+    def line_of(self, task: Task) -> Line | None:
+        """The line in which a task waits, if it is queued."""
+        return self.lines.get(_key(task))
+
+    def push_again(self, task: Task, now: float) -> None:
+        """Add a task for another attempt, before all others of its line."""
+        task.worker, task.since = None, now
+        self.push(task, front=True)
+
+    def put_back(self, task: Task) -> None:
+        """Give a task that did not start its place in the line again, in the order of tasks."""
+        task.worker, task.since = None, task.queued_since
+        self.push(task, front=True)
+        line = self.lines[_key(task)]
+        tasks = line.tasks
+        behind = 0
+        for at, other in enumerate(tasks):
+            if line.has(other) and other is not task:
+                if other.order > task.order:
+                    break
+                behind = at
+        if behind:
+            tasks.popleft()
+            tasks.insert(behind, task)
+            self._first_changed(line)
+
+    def _first_changed(self, line: Line) -> None:
+        first = line.tasks[0]
+        line.order, line.ages_at = first.rank, first.since + self._age
+        if line.stuck:
+            line.stuck = False
+            self._changed.append(line)
+
+    def remove(self, task: Task) -> None:
+        """Take out a task that is cancelled; the caller has set its new state."""
+        self.take(self.lines[_key(task)], task)
+
+    def move(self, task: Task, depth: int) -> None:
+        """Let a queued task be the last in the line of another, greater depth."""
+        line = self.lines[_key(task)]
+        task.depth = depth
+        self.take(line, task)
+        self._join(task, front=False)
+
+    def change(self, task: Task, demand: Demand) -> None:
+        """Let a queued task ask for something else, before those of that line that came later."""
+        line, depth = self.lines[_key(task)], task.depth
+        if line.tasks[0] is not task:
+            line.tasks.remove(task)
+        task.depth = -1  # it is not in this line any more
+        self.take(line, task)
+        task.depth, task.spec = depth, replace(task.spec, demand=demand)
+        self._join(task, front=False)
+        line = self.lines[_key(task)]
+        tasks = line.tasks
+        at = last = len(tasks) - 1
+        while at and tasks[at - 1].order > task.order:
+            at -= 1
+        if at < last:
+            tasks.pop()
+            tasks.insert(at, task)
+            if not at:
+                self._first_changed(line)
+
+    def prefer_others(self, line: Line, functions: Collection[str]) -> None:
+        """Let the first task of the line be one that calls none of these functions, if any does."""
+        first = next((task for task in line if task.spec.function not in functions), None)
+        if first is not None and first is not line.tasks[0]:
+            line.tasks.remove(first)
+            line.tasks.appendleft(first)
+            self._first_changed(line)
+
+    def take(self, line: Line, task: Task) -> None:
+        """Take a task that starts out of its line; the caller has set its new state."""
+        tasks = line.tasks
+        line.count -= 1
+        if self.reservation and self.reservation.line is line:
+            self.drop_reservation()
+        if not line.count:
+            del self.lines[line.demand, line.depth, line.priority]
+            tasks.clear()
+        elif tasks[0] is task:
+            while not line.has(tasks[0]):
+                tasks.popleft()
+            self._first_changed(line)
+        elif len(tasks) > 64 and line.count * 2 < len(tasks):
+            line.tasks = deque(line)
+
+    def take_changed(self, now: float) -> list[Line]:
+        """The lines to try now, the longest waiting one last; the caller marks each as tried."""
+        if now >= self._ages_at:
+            # The first tasks of some stuck lines have waited long by now.
+            self._ages_at = math.inf
+            for line in sorted((line for line in self.lines.values() if line.stuck), key=_order):
+                self.mark_tried(line, now)
+        if self.room_freed:
+            lines = list(self.lines.values())
+            if self.reservation:
+                self._let_overtake(self.reservation.line, now)
+        elif self._changed:
+            lines = [line for line in self._changed if line.count]
+        else:
+            return []
+        self._changed, self.room_freed = [], False
+        lines.sort(key=_order, reverse=True)
+        return lines
+
+    def that_may_fit(self, lines: list[Line], now: float) -> list[Line]:
+        """Leave out lines that stay stuck: too large for the free room, and without a reservation
+        now, because they are too young or another line has one."""
+        reservation, capacity = self.reservation, self._capacity
+        first, overtakes, free = None, math.inf, capacity.room(NO_DEVICES)
+        beside = free
+        if reservation is not None:
+            first, overtakes = reservation.line, self._overtakes
+            beside = capacity.room(reservation.reserved.devices)
+        cpus = max(0, capacity.cpus)  # below 0 if tasks go on that had lent their CPUs
+        return [
+            line
+            for line in lines
+            if (
+                line.cpus <= cpus
+                and line.least <= (free if line.order[0] <= overtakes else beside)[line.whole]
+            )
+            or not line.stuck
+            or line is first
+            or (first is None and now >= line.ages_at)
+        ]
+
+    def mark_tried(self, line: Line, now: float) -> None:
+        """Note that the line is empty or stuck. A line that has waited long gets a reservation,
+        unless it waits for the end of loans."""
+        if not line.count:
+            return
+        line.stuck = True
+        if now < line.ages_at:
+            self._ages_at = min(self._ages_at, line.ages_at)
+        elif line.held:
+            if self.reservation and self.reservation.line is line:
+                self.drop_reservation()
+        elif line.demand.within is None and (self.reservation is None or self._goes_before(line)):
+            obtainable = self._obtainable
+            if not obtainable.surely_lacks(line.least, line.cpus, NO_DEVICES) and obtainable.place(
+                line.demand
+            ):
+                reservation = self._reserve(line, now)
+                if reservation is not None:
+                    self.room_freed = self.room_freed or self.reservation is not None
+                    self.reservation = reservation
+                    self._let_overtake(line, now)
+
+    def reserved_against(self, line: Line) -> Reserved:
+        """The room that the line must leave for another line."""
+        reservation = self.reservation if line.demand.within is None else None
+        if reservation is None or reservation.line is line or line.order[0] <= self._overtakes:
+            return NOTHING
+        return reservation.reserved
+
+    def _goes_before(self, line: Line) -> bool:
+        """Whether the priority of the line puts it before the line that has the reservation."""
+        kept = self.reservation.line if self.reservation is not None else line
+        return line.priority > kept.priority and line.order < kept.order
+
+    def _let_overtake(self, line: Line, now: float) -> None:
+        """Let tasks that have waited a part of its time go before the line with the reservation."""
+        waited = now - line.tasks[0].since
+        self._overtakes = line.order[0] + min((1 - PART) * waited, LATEST)
+
+    def _reserve(self, line: Line, now: float) -> Reservation | None:
+        """Choose the devices with most room, of those that can serve: they are free soonest. None
+        if tasks have run too long there."""
+        demand, since = line.demand, line.tasks[0].since
+        began = self._began()
+        limit = now - max(SHORT, PART * (now - since))
+        slow = {at for at, start in began.items() if start <= limit}
+        shares, obtainable = self._capacity.shares, self._obtainable.shares
+        fit = self._capacity.fit(demand)
+        spare = Allocation(cpus=demand.cpus, resources=fit.plain)
+        devices: list[int] = []
+        if isinstance(demand, Gang):
+            idle = self._obtainable.copy()
+            idle.shunned |= slow | {at for at, units in enumerate(obtainable) if shares[at] < units}
+            placed = idle.place(demand) or Allocation()
+            devices = [idle.position[key] for key, _ in placed.shares]
+        for part in () if isinstance(demand, Gang) else fit.parts:
+            places = [
+                (at in slow, units - shares[at], at)
+                for group in part.candidates
+                for at, units in group
+                if units <= obtainable[at]
+            ]
+            devices += [at for *_, at in sorted(places)[: part.devices]]
+        start = min((began[at] for at in devices if at in began), default=math.inf)
+        end = max(start + SHORT, (start - PART * since) / (1 - PART))
+        if end <= now:
+            return None
+        self._timers.set_reservation_end(end)
+        return Reservation(line, Reserved(frozenset(devices), spare))
+
+    def _began(self) -> dict[int, float]:
+        """The start of the longest running task on each device, by position. Tasks that keep their
+        devices for longer, which no reservation counts on, are left out."""
+        began: dict[int, float] = {}
+        position = self._capacity.position
+        for worker in self._state.workers.values():
+            if worker.state == "busy" and worker.actor is None and not worker.lends_cpus:
+                since = worker.since
+                for key, _ in worker.allocation.shares:
+                    at = position[key]
+                    if since < began.get(at, math.inf):
+                        began[at] = since
+        return began
+
+    def refit(self) -> None:
+        """Compute again how much each line needs, after a device was lost."""
+        for line in self.lines.values():
+            line.set_least(self._capacity.fit(line.demand).least)
+        self.drop_reservation()
+
+    def drop_reservation(self) -> None:
+        """Let every line use the room that was kept for one."""
+        self.reservation = self._timers.reservation_end = None
+        self.room_freed = True

@@ -1,0 +1,1 @@
+"""The operating system: Linux calls, the event loop, sockets, signals and processes."""

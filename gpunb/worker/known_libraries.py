@@ -1,0 +1,277 @@
+"""The libraries with state for a whole process: what it is, how to read it and how to set it.
+
+Values that would load a library when they are unpickled are read as plain values.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import warnings
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+State: TypeAlias = dict[str, Any]
+"""By the names of settings; of a generator there is one, `STATE`."""
+
+STATE = "state"
+
+_PROCESS = frozenset(
+    "backend backend_fallback interactive toolbar timezone savefig.directory "
+    "figure.max_open_warning figure.raise_window tk.window_focus webagg.address webagg.port "
+    "webagg.port_retries webagg.open_in_browser docstring.hardcopy".split()
+)
+"""Settings of matplotlib that are of a process and its front end, not of how things look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The settings of a library, once `module` is loaded: functions that read them, set them and
+    return their defaults. `random` if they are the state of a random number generator."""
+
+    module: str
+    read: Callable[[Any], State]
+    write: Callable[[Any, str, Any], object]
+    default: Callable[[Any], State] = lambda _: {}
+    random: bool = False
+
+
+def _rc_params(matplotlib: Any, name: str = "rcParams") -> State:
+    state: State = dict(dict.items(getattr(matplotlib, name, {})))  # without a check of each name
+    for each in _PROCESS:
+        state.pop(each, None)
+    return state
+
+
+def _rc_defaults(matplotlib: Any) -> State:
+    return _rc_params(matplotlib, "rcParamsOrig")
+
+
+def _pandas_options(_: Any) -> State:
+    flat: State = {}
+    todo = [("", sys.modules["pandas._config.config"]._global_config)]  # noqa: SLF001 - no public way
+    while todo:
+        prefix, options = todo.pop()
+        for name, value in options.items():
+            if type(value) is dict:
+                todo.append((f"{prefix}{name}.", value))
+            else:
+                flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _pandas_defaults(_: Any) -> State:
+    known = getattr(sys.modules.get("pandas._config.config"), "_registered_options", {})
+    return {name: option.defval for name, option in known.items()}
+
+
+def wide_tables(_: Any) -> None:
+    """Let pandas show as many columns of a table as in a kernel: it looks for one when it loads,
+    and finds none in a worker or in the zygote."""
+    name, options = "display.max_columns", sys.modules["pandas._config.config"]
+    known = options._registered_options[name]  # noqa: SLF001 - no public way
+    if known.defval == 0:  # as in a terminal
+        options._registered_options[name] = known._replace(defval=20)  # noqa: SLF001
+        if options.get_option(name) == 0:
+            options.reset_option(name)
+
+
+def _numpy_defaults(_: Any) -> State:
+    known = getattr(sys.modules.get("numpy._core.printoptions"), "default_format_options_dict", {})
+    return {**known, "legacy": False} if known else {}
+
+
+def _sklearn_options(sklearn: Any) -> State:
+    options: State = sklearn.get_config()
+    return options
+
+
+def _sklearn_defaults(_: Any) -> State:
+    return dict(getattr(sys.modules.get("sklearn._config"), "_global_config", {}))
+
+
+def _diagram_counts(diagrams: Any) -> State:
+    return {name: vars(diagrams)[name].count for name in _DIAGRAMS}
+
+
+def _set_diagram_count(diagrams: Any, name: str, count: int) -> None:
+    vars(diagrams)[name].count = count
+
+
+_DIAGRAMS = ("_CONTAINER_ID_COUNTER", "_ESTIMATOR_ID_COUNTER")
+"""The counters for scikit-learn's diagrams of estimators: two diagrams in a page must not have the
+same number, or a click on one opens the other."""
+
+
+def _torch_options(torch: Any) -> State:
+    """As plain values: to unpickle a type of PyTorch would load PyTorch."""
+    return {
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "grad_enabled": torch.is_grad_enabled(),
+    }
+
+
+def _set_torch_option(torch: Any, name: str, value: Any) -> None:
+    match name:
+        case "dtype":
+            torch.set_default_dtype(getattr(torch, value))
+        case "float32_matmul_precision":
+            torch.set_float32_matmul_precision(value)
+        case "grad_enabled":
+            torch.set_grad_enabled(value)
+
+
+def _torch_defaults(_: Any) -> State:
+    return {"dtype": "float32", "float32_matmul_precision": "highest", "grad_enabled": True}
+
+
+_HANDLERS = "\x00handlers"
+
+
+def _logging_state(logging: Any) -> State:
+    """The levels of loggers by name, and the root logger's handlers as `basicConfig` makes them."""
+    loggers = {"": logging.root, **logging.root.manager.loggerDict}
+    levels = {name: getattr(each, "level", 0) for name, each in loggers.items()}
+    state: State = {name: level for name, level in levels.items() if level}
+    state[_HANDLERS] = [arguments for _, arguments in _root_handlers(logging)]
+    return state
+
+
+def _root_handlers(logging: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The root logger's handlers that write to a standard stream, and what they are made of."""
+    for each in logging.root.handlers:
+        form = each.formatter or logging.Formatter()
+        for stream in ("stdout", "stderr"):
+            ours = type(each) is logging.StreamHandler and each.stream is getattr(sys, stream)
+            if ours and type(form) is logging.Formatter:
+                styles = {kind: style for style, (kind, _) in logging._STYLES.items()}  # noqa: SLF001
+                style = styles.get(type(form._style), "%")  # noqa: SLF001
+                yield each, (stream, each.level, form._fmt, form.datefmt, style)  # noqa: SLF001
+
+
+def _set_logging(logging: Any, name: str, value: Any) -> None:
+    if name != _HANDLERS:
+        logging.getLogger(name or None).setLevel(value)
+        return
+    for each, _ in list(_root_handlers(logging)):
+        logging.root.removeHandler(each)
+    for stream, level, text, dates, style in value:
+        handler = logging.StreamHandler(getattr(sys, stream))
+        handler.setLevel(level)
+        handler.setFormatter(logging.Formatter(text, dates, style))
+        logging.root.addHandler(handler)
+
+
+def _filters(_: Any) -> State:
+    """The filters of warnings, with module and name of each category: to unpickle a category would
+    load its library."""
+    return {
+        "filters": [
+            (action, message, (kind.__module__, kind.__qualname__), where, line)
+            for action, message, kind, where, line in cast("list[Any]", warnings.filters)
+        ]
+    }
+
+
+def _set_filters(_: Any, __: str, filters: Sequence[tuple[Any, ...]]) -> None:
+    warnings.resetwarnings()
+    warnings.filters.extend(  # type: ignore[attr-defined]
+        (action, message, _category(*kind), where, line)
+        for action, message, kind, where, line in filters
+    )
+
+
+def _category(module: str, name: str) -> type:
+    """A category of warnings; as long as its library is not loaded, one that matches none."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type):
+        return found
+    return type(name, (Warning,), {"__module__": module, "__qualname__": name})
+
+
+def _random_state(random: Any) -> State:
+    version, numbers, rest = random.getstate()
+    return {STATE: (version, array("I", numbers).tobytes(), rest)}  # they are many
+
+
+def _set_random_state(random: Any, version: int, numbers: bytes, rest: float | None) -> None:
+    random.setstate((version, tuple(array("I", numbers)), rest))
+
+
+def _numpy_state(random: Any) -> State:
+    return {STATE: pickle.dumps(random.get_state(legacy=False))}
+
+
+def _torch_state(torch: Any) -> State:
+    return {STATE: torch.default_generator.get_state().numpy().tobytes()}
+
+
+def _set_torch_state(torch: Any, state: bytes) -> None:
+    torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+LIBRARIES = {
+    "matplotlib": Library(
+        "matplotlib",
+        _rc_params,
+        lambda matplotlib, name, value: matplotlib.rcParams.__setitem__(name, value),
+        _rc_defaults,
+    ),
+    "matplotlib.colors": Library(
+        "matplotlib.colors",
+        lambda colors: {name: colors.colorConverter.colors[name] for name in colors.BASE_COLORS},
+        lambda colors, name, value: colors.colorConverter.colors.__setitem__(name, value),
+        lambda colors: dict(colors.BASE_COLORS),
+    ),
+    "pandas": Library(
+        "pandas",
+        _pandas_options,
+        lambda pandas, name, value: pandas.set_option(name, value),
+        _pandas_defaults,
+    ),
+    "numpy": Library(
+        "numpy",
+        lambda numpy: dict(numpy.get_printoptions()),
+        lambda numpy, name, value: numpy.set_printoptions(**{name: value}),
+        _numpy_defaults,
+    ),
+    "sklearn": Library(
+        "sklearn",
+        _sklearn_options,
+        lambda sklearn, name, value: sklearn.set_config(**{name: value}),
+        _sklearn_defaults,
+    ),
+    **{
+        each: Library(
+            each, _diagram_counts, _set_diagram_count, lambda _: dict.fromkeys(_DIAGRAMS, 0)
+        )
+        # The second is of scikit-learn before 1.7.
+        for each in ("sklearn.utils._repr_html.estimator", "sklearn.utils._estimator_html_repr")
+    },
+    "logging": Library("logging", _logging_state, _set_logging, lambda _: {"": 30, _HANDLERS: []}),
+    "torch options": Library("torch", _torch_options, _set_torch_option, _torch_defaults),
+    "warnings": Library("warnings", _filters, _set_filters),
+    "random": Library(
+        "random",
+        _random_state,
+        lambda random, _, value: _set_random_state(random, *value),
+        random=True,
+    ),
+    "numpy.random": Library(
+        "numpy.random",
+        _numpy_state,
+        lambda random, _, value: random.set_state(pickle.loads(value)),
+        random=True,
+    ),
+    "torch": Library(
+        "torch",
+        _torch_state,
+        lambda torch, _, value: _set_torch_state(torch, value),
+        random=True,
+    ),
+}

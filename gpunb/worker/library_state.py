@@ -1,0 +1,145 @@
+"""State that libraries keep for a whole process: settings, and their global random generators.
+
+A cell finds what the notebook has of these, and what a cell in the foreground changes comes home.
+Nothing is imported for it: what is for a library that is not loaded waits until it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from gpunb.data import serialize
+from gpunb.data.serialize.values import dumps_in_band
+from gpunb.worker.import_hooks import when_loaded
+from gpunb.worker.known_libraries import LIBRARIES, STATE, Library, State
+
+
+def taken(*, random: bool) -> dict[str, bytes]:
+    """The settings for a cell, by library, as far as they can be pickled; with `random`, also the
+    states of random number generators."""
+    found = {}
+    for name, library in LIBRARIES.items():
+        if library.random and not random:
+            continue
+        module = sys.modules.get(library.module)
+        if module is None:
+            state = _waiting.get(name, {})
+        else:
+            state = _changes(_read(library, module), library.default(module))
+        if state:
+            found[name] = _packed(state)
+    return found
+
+
+class LibraryWatch:
+    """Gives the libraries of this process what the notebook has, now or when they are loaded, and
+    says later what has changed."""
+
+    def __init__(self, given: Mapping[str, bytes], namespace: dict[str, Any]) -> None:
+        self._before: dict[str, State] = {}
+        for name, library in LIBRARIES.items():
+            module = sys.modules.get(library.module)
+            state = _opened(given[name], namespace) if name in given else {}
+            if state != _applied.get(name, {}):
+                when_loaded(library.module, partial(self._apply, name, state))
+            elif module is not None:
+                self._before[name] = _read(library, module)
+
+    def _apply(self, name: str, state: State, module: Any) -> None:
+        library, before = LIBRARIES[name], _applied.get(name, {})
+        default = library.default(module)
+        _write(name, {each: default[each] for each in before if each in default} | state, module)
+        if library.random:
+            self._before[name] = state
+            return
+        _applied[name] = state  # what a session has set stays until the notebook sets another
+        self._before[name] = _read(library, module)
+
+    def changed(self, *, random: bool) -> dict[str, bytes]:
+        """The settings that have changed since, by library."""
+        found = {}
+        for name, library in LIBRARIES.items():
+            module = sys.modules.get(library.module)
+            if module is None or (library.random and not random):
+                continue
+            before = self._before.get(name) or library.default(module)
+            if changes := _changes(_read(library, module), before):
+                found[name] = _packed(changes)
+        return found
+
+
+def bring_home(changed: Mapping[str, bytes], namespace: dict[str, Any]) -> None:
+    """Set in the notebook's process what a cell has changed."""
+    for name, packed in changed.items():
+        _waiting[name] = {**_waiting.get(name, {}), **_opened(packed, namespace)}
+        when_loaded(LIBRARIES[name].module, partial(_arrive, name))
+
+
+def _arrive(name: str, module: Any) -> None:
+    _write(name, _waiting.pop(name, {}), module)
+
+
+_applied: dict[str, State] = {}
+"""The settings that the worker got last."""
+
+_waiting: dict[str, State] = {}
+"""The settings that came home and wait until their library is loaded."""
+
+
+def _read(library: Library, module: Any) -> State:
+    try:
+        return library.read(module)
+    except Exception:  # another release keeps them elsewhere, or the user has changed its parts
+        return {}
+
+
+def _write(name: str, state: State, module: Any) -> None:
+    warns = module is not warnings  # whose filters `catch_warnings` would put back
+    with warnings.catch_warnings(action="ignore") if warns else contextlib.nullcontext():
+        for each, value in state.items():
+            with contextlib.suppress(Exception):  # another release may not know it
+                LIBRARIES[name].write(module, each, value)
+
+
+def _changes(now: State, before: State) -> State:
+    with contextlib.suppress(Exception):  # an array, say
+        if now == before:  # which is much faster than the line below
+            return {}
+    return {name: value for name, value in now.items() if not _same(value, before.get(name, _same))}
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except Exception:  # an array, say
+        return False
+
+
+def _packed(state: State) -> bytes:
+    """As bytes, without what cannot be pickled."""
+    if STATE in state:
+        return pickle.dumps(state, 5)
+    try:
+        return dumps_in_band(state)[0]
+    except TypeError:
+        pass
+    some = {}
+    for name, value in state.items():
+        with contextlib.suppress(TypeError):
+            dumps_in_band(value)
+            some[name] = value
+    return dumps_in_band(some)[0]
+
+
+def _opened(packed: bytes, namespace: dict[str, Any]) -> State:
+    try:
+        state: State = serialize.loads(serialize.Payload(packed), namespace=namespace)
+    except Exception:  # whatever making its values again raises
+        return {}
+    return state

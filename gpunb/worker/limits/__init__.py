@@ -1,0 +1,1 @@
+"""The limits of a worker on its devices and CPUs."""

@@ -1,0 +1,144 @@
+"""The file of earlier runs: what it keeps, for several kernels at once, and after damage."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpunb.engine import peak_history
+from gpunb.engine.peak_history import PeakHistory, Row, history_file
+from gpunb.scheduler.auto_share import Run
+from tests.sessions import ROOT
+
+GiB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "gpunb"
+
+
+def row(code: str = "a", peak: int = 3) -> Row:
+    return Row(code, 100, 40 * GiB, peak * GiB, 10_000, "train \udc80", 1.5)
+
+
+def test_runs_of_the_same_code_are_found_the_newest_first() -> None:
+    history = PeakHistory()
+    assert history.runs("a") == []
+    assert not history_file().exists()
+    for code, peak in (("a", 1), ("b", 2), ("a", 3)):
+        history.add(row(code, peak))
+    peaks = [run.peak // GiB for run in PeakHistory().runs("a")]
+    assert peaks == [3, 1]
+    assert PeakHistory().runs("b") == [Run(100, 40 * GiB, 2 * GiB)]
+    assert [each.code for each in history.rows()] == ["a", "b", "a"]
+    history.clear()
+    assert history.rows() == []
+
+
+def test_file_keeps_a_bounded_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak_history, "MOST_RUNS", 3)
+    history = PeakHistory()
+    for peak in range(6):
+        history.add(row(peak=peak))
+    assert [each.peak // GiB for each in history.rows()] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("damage", ["text", "pages"])
+def test_damaged_file_is_kept_aside_and_a_new_one_begins(folder: Path, damage: str) -> None:
+    history = PeakHistory()
+    history.add(row())
+    path = history_file()
+    if damage == "text":
+        path.write_bytes(b"this is no database" * 100)
+    else:
+        whole = bytearray(path.read_bytes())
+        whole[100:] = b"\xff" * (len(whole) - 100)
+        path.write_bytes(whole)
+    assert history.runs("a") == []
+    assert not history.problem
+    history.add(row("b"))
+    assert len(history.runs("b")) == 1
+    assert path.with_suffix(".damaged").exists()
+
+
+def test_file_that_was_replaced_meanwhile_is_not_kept_aside(folder: Path) -> None:
+    history = PeakHistory()
+    history.add(row())
+    assert peak_history._keep_aside(history_file(), opened=1)
+    assert len(history.runs("a")) == 1
+
+
+def test_history_that_cannot_be_written_is_no_error(folder: Path) -> None:
+    folder.parent.joinpath("gpunb").write_text("a file in place of the folder")
+    history = PeakHistory()
+    history.add(row())
+    assert "history.sqlite" in history.problem
+    assert history.runs("a") == []
+
+
+def test_file_of_a_later_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = PeakHistory()
+    with monkeypatch.context() as later:
+        later.setattr(peak_history, "VERSION", 2)
+        history.add(row())
+    before = history_file().read_bytes()
+    history.add(row())
+    assert history.runs("a") == []
+    assert "later version" in history.problem
+    assert history_file().read_bytes() == before
+
+
+def test_several_processes_write_at_once() -> None:
+    program = (
+        "from gpunb.engine.peak_history import PeakHistory, Row\n"
+        "history = PeakHistory()\n"
+        "for at in range(50): history.add(Row('a', 1, 2**35, at, 1, 'f', 0.0))\n"
+        "history.close()\n"
+        "assert not history.problem, history.problem\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) for _ in range(3)]
+    assert [each.wait() for each in writers] == [0, 0, 0]
+    assert len(PeakHistory().rows()) == 150
+
+
+def test_run_is_kept_while_another_process_writes(folder: Path) -> None:
+    history = PeakHistory()
+    history.add(row(peak=1))
+    other = sqlite3.connect(history_file(), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for peak in (2, 3):
+        history.add(row(peak=peak))
+    assert "locked" in history.problem
+    assert [run.peak // GiB for run in history.runs("a")] == [3, 2, 1]
+    assert len(PeakHistory().rows()) == 1
+    other.execute("ROLLBACK")
+    history.add(row(peak=4))
+    other.execute("BEGIN IMMEDIATE")
+    history.add(row(peak=5))
+    other.close()
+    history.close()
+    assert [each.peak // GiB for each in PeakHistory().rows()] == [1, 2, 3, 4, 5]
+    assert not history.problem
+
+
+def test_look_up_takes_less_than_a_millisecond() -> None:
+    history = PeakHistory()
+    for peak in range(100):
+        history.add(row(peak=peak))
+    history.runs("a")
+    before = time.process_time()
+    for _ in range(50):
+        history.runs("a")
+    assert (time.process_time() - before) / 50 < 0.001
+
+
+def test_import_of_gpunb_loads_no_sqlite() -> None:
+    program = "import sys, gpunb; gpunb.remote; assert 'sqlite3' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -1,0 +1,199 @@
+"""Cells in several ranks: names, output, errors, Stop and sessions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.kernels import Kernel, plain
+from tests.sessions import alive, eventually
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module")
+def notebook(cell: Kernel) -> Kernel:
+    """A kernel before which a user sits."""
+    cell.stdin = True
+    cell.ok("import os, signal, threading\nrank = lambda: int(os.environ['RANK'])")
+    return cell
+
+
+@pytest.fixture(autouse=True)
+def nothing_afterwards(notebook: Kernel) -> Iterator[None]:
+    yield
+    notebook.ok("%gpu cancel all\n%gpu wait")
+    free = "gpunb.status()['available'] == gpunb.status()['total']"
+    eventually(lambda: notebook.value(free), "all is free")
+
+
+def test_names_come_home_from_rank_0_and_gathered_names_as_lists(notebook: Kernel) -> None:
+    notebook.ok("%%gpu 1 --ranks 2 --gather loss\nloss, own = 10 * rank(), rank()\nown + 5")
+    assert notebook.value("(loss, own)") == ([0, 10], 0)
+    assert notebook.value("_") == 5
+
+
+def test_the_output_of_other_ranks_is_one_line_to_open(notebook: Kernel) -> None:
+    code = "%%gpu 1 --ranks 2\nfor turn in range(3): print('turn', turn, 'of', rank())"
+    shown = notebook.ok(code)
+    assert shown.stdout == "turn 0 of 0\nturn 1 of 0\nturn 2 of 0\n"
+    last = [*shown.displayed, *(each["data"] for each in shown.of("update_display_data"))][-1]
+    assert last["text/plain"] == "rank 1: 3 lines"
+    assert last["text/html"].startswith("<details><summary>rank 1: 3 lines</summary>")
+    assert "turn 2 of 1\n" in last["text/html"]
+    job = notebook.value("gpunb.status()['finished'][0]['id']")
+    again = notebook.ok(f"%gpu logs {job}")
+    assert (again.stdout, again.displayed[0]["text/plain"]) == (shown.stdout, "rank 1: 3 lines")
+    other = notebook.ok(f"%gpu logs {job} --rank 1")
+    assert (other.stdout, other.displayed) == (shown.stdout.replace("of 0", "of 1"), [])
+
+
+def test_figures_widgets_and_questions_are_those_of_rank_0_alone(notebook: Kernel) -> None:
+    notebook.comms.clear()
+    code = (
+        "%%gpu 1 --ranks 2\nfrom IPython.display import display\n"
+        "from ipywidgets import IntProgress\n"
+        "display({'image/png': 'QUJD', 'text/plain': f'figure {rank()}'}, raw=True)\n"
+        "display(IntProgress(description=f'of {rank()}'))\n"
+        "if rank(): input('?')"
+    )
+    shown = notebook(code)
+    assert shown.ename == "StdinNotImplementedError"
+    assert "only the first rank can ask the user, not 1" in shown.evalue
+    figures = [each["text/plain"] for each in shown.displayed if "image/png" in each]
+    assert figures == ["figure 0"]
+    states = [
+        each["content"]["data"]["state"]
+        for each in notebook.comms
+        if each["msg_type"] == "comm_open"
+    ]
+    assert [each["description"] for each in states if each.get("description")] == ["of 0"]
+    job = notebook.value("gpunb.status()['finished'][0]['id']")
+    other = notebook.ok(f"%gpu logs {job} --rank 1")
+    assert [each["text/plain"] for each in other.displayed if "image/png" in each] == ["figure 1"]
+
+
+def test_ranks_that_are_shown_have_their_number_before_each_line(notebook: Kernel) -> None:
+    shown = notebook.ok("%%gpu 1 --ranks 2 --show all\nprint('a'); print('b')")
+    assert sorted(shown.stdout.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
+    assert not shown.displayed
+
+
+def test_the_error_of_a_rank_is_that_of_the_cell_and_names_the_rank(notebook: Kernel) -> None:
+    code = (
+        "%%gpu 1 --ranks 2\nbefore = 'bound'\n"
+        "if rank() == 1:\n    raise ValueError('no such batch')\nthreading.Event().wait()"
+    )
+    failed = notebook(code)
+    assert (failed.ename, failed.evalue) == ("ValueError", "no such batch")
+    lines = plain(failed.traceback)
+    assert re.search(r"Cell In\[\d+\], line 4", lines)
+    assert "rank 1 of 2" in lines.splitlines()[-1]
+    assert notebook.value("before") == "bound"
+
+
+def test_a_rank_that_dies_by_a_signal_says_so(notebook: Kernel) -> None:
+    code = (
+        "%%gpu 1 --ranks 2\nif rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "threading.Event().wait()"
+    )
+    failed = notebook(code)
+    assert failed.ename == "WorkerCrashedError"
+    assert re.search(r"rank 1 of 2.*SIGKILL", failed.evalue)
+
+
+def test_a_time_limit_of_a_cell_counts_for_all_ranks_and_retries_run_all_again(
+    notebook: Kernel, tmp_path: Path
+) -> None:
+    late = notebook("%%gpu 1 --ranks 2 --timeout 0.3\nthreading.Event().wait()")
+    assert late.ename == "TimeoutError"
+    assert re.search(r"timeout of 0\.3 s.*ranks 0, 1 of 2 had not finished", late.evalue)
+    code = (
+        "%%gpu 1 --ranks 2 --retries 1 --gather again\n"
+        f"again = os.path.exists('{tmp_path}/once')\n"
+        "if rank() and not again:\n"
+        f"    open('{tmp_path}/once', 'w').close()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if not again: threading.Event().wait()"
+    )
+    notebook.ok(code)
+    assert notebook.value("again") == [True, True]
+
+
+def test_stop_reaches_all_ranks(notebook: Kernel) -> None:
+    running = notebook.start(
+        "%%gpu 1 --ranks 2 --show all\nprint(os.getpid())\nthreading.Event().wait()"
+    )
+    notebook.until(lambda: running.stdout.count("\n") == 2, running)
+    pids = [int(line.split()[1]) for line in running.stdout.splitlines()]
+    notebook.interrupt()
+    assert notebook.finish(running).ename == "KeyboardInterrupt"
+    eventually(lambda: not any(map(alive, pids)), "both processes are gone")
+
+
+def test_a_session_keeps_its_ranks_and_some_of_them_run_a_cell(notebook: Kernel) -> None:
+    notebook.ok("start = 1")
+    notebook.ok("%%gpu 1 -s ddp --ranks 2 --gather pids\nown, pids = start + rank(), os.getpid()")
+    pids = notebook.value("pids")
+    notebook.ok("sent = 'to all'")
+    notebook.ok("%%gpu -s ddp --only 1\nwhich, seen = rank(), (own, sent)")
+    assert notebook.value("(which, seen)") == (1, (2, "to all"))
+    notebook.ok("%%gpu -s ddp --gather known\nknown = own, sent, os.getpid()")
+    assert notebook.value("known") == [(1, "to all", pids[0]), (2, "to all", pids[1])]
+    assert "the session 'ddp' has --ranks 2" in notebook("%%gpu -s ddp --ranks 3\n1").stderr
+    assert "2 ranks are 0 to 1" in notebook("%%gpu -s ddp --only 2\n1").stderr
+    notebook.ok("%gpu stop ddp")
+    eventually(lambda: not any(map(alive, pids)), "its processes are gone")
+
+
+def test_a_session_ends_with_one_of_its_ranks(notebook: Kernel) -> None:
+    notebook.ok("%%gpu 1 -s ddp --ranks 2 --gather pids\npids = os.getpid()")
+    pids = notebook.value("pids")
+    code = "%%gpu -s ddp\nif rank(): os.kill(os.getpid(), signal.SIGKILL)\nthreading.Event().wait()"
+    failed = notebook(code)
+    assert failed.ename == "ActorDiedError"
+    assert "the session 'ddp' is gone" in failed.evalue
+    assert re.search(r"rank 1 of 2.*SIGKILL", failed.evalue)
+    eventually(lambda: not any(map(alive, pids)), "both processes are gone")
+
+
+def test_a_background_cell_has_ranks(notebook: Kernel) -> None:
+    started = notebook.ok("%%gpu 1 --bg --ranks 2 --gather ranks\nprint('here')\nranks = rank()")
+    notebook.ok("%gpu wait")
+    assert notebook.value("ranks") == [0, 1]
+    notebook.late(lambda: "here\n" in started.stdout)
+    assert any("rank 1: 1 line" in each["text/plain"] for each in started.displayed)
+
+
+def test_a_background_cell_without_a_user_runs_to_its_end(notebook: Kernel) -> None:
+    notebook.ok("%config GpuMagics.headless = True")
+    try:
+        shown = notebook.ok("%%gpu 1 --bg --ranks 2 --gather own\nprint('a')\nown = rank()")
+        assert shown.stdout.endswith("a\n")
+        assert shown.displayed[0]["text/plain"] == "rank 1: 1 line"
+        assert notebook.value("own") == [0, 1]
+    finally:
+        notebook.ok("%config GpuMagics.headless = False")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("1 --ranks 0", "ranks=0 must be 1 or more"),
+        ("1 --ranks 3", "together"),
+        ("1 --ranks 2 --only 1", "add --session NAME"),
+        ("1 --gather loss", "add --ranks N"),
+        ("1 --ranks 2 --show 2", "the 2 ranks are 0 to 1"),
+        ("1 --ranks 2 --gather a-b", "is not a name"),
+        ("1 --isolate", "add ranks="),
+        ("1 --ranks 2 --sweep rate=1,2", "--ranks 2 does not go with --sweep"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(
+    notebook: Kernel, line: str, text: str
+) -> None:
+    refused = notebook(f"%%gpu {line}\n1")
+    assert text in refused.stderr + refused.evalue

@@ -1,0 +1,1 @@
+"""Runs the tests of other projects on gpunb, and compares the outcomes with kept lists."""

@@ -8,6 +8,8 @@ PY     := $(VENV)/bin/python
 RUN    := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY)
 # More arguments for the command behind a target, as in: make test ARGS="-k scheduler -x"
 ARGS   ?=
+# Pytest in parallel; tests that fail run again alone. With STRICT=1 such a run is red, too.
+TESTS   = -m tests.rerun $(if $(STRICT),--strict) --numprocesses logical --maxprocesses 4 --dist loadfile
 
 LABEXTENSION := gpunb/labextension
 NODE_20 := process.exit(Number(process.versions.node.split(".")[0] < 20))
@@ -24,8 +26,9 @@ help: ## show this list
 demo: $(VENV)/.stamp-demo ## run the quickstart notebook from start to end and print what came out
 	$(RUN) notebooks/run_demo.py $(ARGS)
 
-test: $(VENV)/.stamp-test labextension-if-node ## run the tests; those that need a real GPU skip where there is none
-	$(RUN) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(VENV)/.stamp-test labextension-if-node ## run the tests, and those that fail again, alone; STRICT=1 for red if one did
+	@$(PY) -m compileall -q gpunb tests benchmarks
+	$(RUN) $(TESTS) --no-loadscope-reorder $(ARGS)
 
 test-portable: $(VENV)/.stamp-test ## run the tests of what works on other systems than Linux too
 	$(RUN) -m pytest tests/scheduler tests/test_exceptions.py tests/test_package.py tests/system/test_linux.py $(ARGS)
@@ -36,26 +39,32 @@ test-oldest: $(VENV)/.stamp-build ## run the tests with the oldest versions of w
 	$(VENV)/bin/uv pip install --quiet --compile-bytecode --python $(OLDEST) --resolution lowest-direct \
 	    --requirements pyproject.toml $(addprefix --extra ,demo joblib lab terminal test)
 	$(VENV)/bin/uv pip install --quiet --python $(OLDEST) --no-deps --editable .
-	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pytest \
-	    --numprocesses logical --maxprocesses 4 --dist loadfile tests/scheduler tests/data tests/api \
+	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python $(TESTS) tests/scheduler tests/data tests/api \
 	    tests/notebook tests/server tests/cli tests/accelerators $(wildcard tests/test_*.py) $(ARGS)
 
 NEWEST := build/newest
 NEWEST_PYTHON ?= $(lastword $(shell .ci/pythons))
-test-newest: ## run the tests, without the slowest, with the newest Python that is found; NEWEST_PYTHON=PATH for another
+SHORT := tests/scheduler tests/data/serialize tests/api/test_functions.py tests/api/actors tests/notebook/test_cells.py \
+    --ignore tests/scheduler/test_machine.py
+test-newest: ## run tests of the core, functions, actors and cells with the newest Python; NEWEST_PYTHON=PATH for another
 	@$(MAKE) --no-print-directory VENV=$(NEWEST) PYTHON="$(NEWEST_PYTHON)" $(NEWEST)/.stamp-test
 	@$(NEWEST)/bin/python --version
-	PATH="$(CURDIR)/$(NEWEST)/bin:$$PATH" $(NEWEST)/bin/python -m pytest \
-	    --numprocesses logical --maxprocesses 4 --dist loadfile tests/scheduler tests/data tests/api \
-	    tests/notebook tests/server tests/cli tests/accelerators tests/engine tests/head tests/leases tests/control tests/worker tests/processes tests/protocol tests/system \
-	    $(wildcard tests/test_*.py) --ignore tests/scheduler/test_machine.py $(ARGS)
+	@$(NEWEST)/bin/python -m compileall -q gpunb tests
+	PATH="$(CURDIR)/$(NEWEST)/bin:$$PATH" $(NEWEST)/bin/python $(TESTS) $(SHORT) $(ARGS)
 
+# `make test` draws the same random numbers in each run, and these two draw others.
+stress chaos: export SEED := $(or $(SEED),$(shell date +%s))
 stress: export PROGRAMS ?= $(if $(PROGRAMS_MINUTES),100,50000)
-stress: $(VENV)/.stamp-test ## run 50000 random programs with faults; PROGRAMS=n for n, PROGRAMS_MINUTES=n for so long
+stress: export PROGRAMS_SEED ?= $(SEED)
+stress: export GPUNB_EXAMPLES ?= 2000
+stress: $(VENV)/.stamp-test ## run 50000 random programs with faults, and random examples; PROGRAMS, PROGRAMS_MINUTES, SEED
+	@echo "The seed is $(SEED); the same again: make stress SEED=$(SEED)"
+	$(RUN) -m pytest tests --ignore tests/programs -m hypothesis --hypothesis-seed $(SEED) $(ARGS)
 	$(RUN) -m pytest tests/programs $(ARGS)
 
 chaos: export FAULTS ?= $(if $(MINUTES),,100000)
 chaos: $(VENV)/.stamp-test ## let 100000 faults happen to live sessions; FAULTS=n for n, SEED=n for others, MINUTES=n for so long
+	@echo "The seed is $(SEED); the same again: make chaos SEED=$(SEED)"
 	$(RUN) -m pytest -n 0 -s tests/chaos/test_chaos.py $(ARGS)
 
 conformance: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the API that Ray has too, on gpunb, on a head process and on Ray
@@ -126,13 +135,13 @@ $(LABEXTENSION)/package.json: labextension/node_modules/.package-lock.json \
 	cd labextension && npm run --silent build
 
 labextension/node_modules/.package-lock.json: labextension/package-lock.json
-	cd labextension && npm ci --no-audit --no-fund --ignore-scripts
+	cd labextension && ../.ci/retry "npm packages" npm ci --no-audit --no-fund --ignore-scripts
 	@touch $@
 
 # One stamp for each extra of pyproject.toml: .venv/.stamp-test is the environment with gpunb[test].
 $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-venv
 	@echo "Installing gpunb[$*] into $(VENV), which can take a few minutes the first time ..."
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@.ci/retry 'gpunb[$*]' $(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
 RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import tempfile
@@ -15,8 +16,11 @@ from hypothesis import settings
 
 from tests import needs, sessions
 
-settings.register_profile("busy machines", deadline=None)
-settings.load_profile("busy machines")
+# The same examples in each run, unless `make stress` asks for others.
+settings.register_profile(
+    "same", deadline=None, database=None, derandomize="GPUNB_EXAMPLES" not in os.environ
+)
+settings.load_profile("same")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in what a shell runs in the background; programs that the tests start would inherit it.

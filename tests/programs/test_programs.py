@@ -32,7 +32,7 @@ from tests.programs.steps import (
     mix,
 )
 
-QUICK = 20
+QUICK = 5
 """Batches in a usual run."""
 
 FIRST = int(os.environ.get("PROGRAMS_SEED", "0")) * 10_000_000

@@ -16,7 +16,7 @@ from gpunb.scheduler.tasks import ActorDied, Deadlocked, Raised, TaskId, TaskSpe
 from tests.scheduler.conftest import MakeWorld
 from tests.scheduler.world import World, acts, ask, machine
 
-EXAMPLES = os.environ.get("GPUNB_EXAMPLES")
+EXAMPLES = int(os.environ.get("GPUNB_EXAMPLES") or 400)
 
 
 def deadlocked(world: World) -> list[TaskId]:
@@ -545,10 +545,7 @@ def act(
 
 
 @settings(
-    max_examples=int(EXAMPLES or 400),
-    derandomize=EXAMPLES is None,
-    database=None,
-    deadline=None,
+    max_examples=EXAMPLES,
     suppress_health_check=list(HealthCheck),
 )
 @given(st.sampled_from(MACHINES), st.lists(step, min_size=4, max_size=30))

@@ -25,8 +25,7 @@ from gpunb.scheduler.resources import Demand, Gang, Within
 from gpunb.scheduler.tasks import Exited, Interrupted, Raised, Report, Succeeded
 from tests.scheduler.world import World, acts, ask, family, gpu, machine
 
-MORE = os.environ.get("GPUNB_EXAMPLES")
-EXAMPLES = int(MORE or 400)
+EXAMPLES = int(os.environ.get("GPUNB_EXAMPLES") or 150)
 
 LIMIT = 3.0 * EXAMPLES
 """Seconds for all examples together; each takes a tenth of one on a machine with nothing else to
@@ -550,9 +549,6 @@ settings.register_profile(
     "core",
     max_examples=EXAMPLES,
     stateful_step_count=80,
-    derandomize=MORE is None,
-    database=None,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

@@ -164,7 +164,7 @@ PARTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, derandomize=True, database=None, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(DEVICES, max_size=6),
     st.sampled_from([None, UNIT // 2, 2 * UNIT]),

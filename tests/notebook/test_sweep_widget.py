@@ -25,16 +25,24 @@ def messages_of(cell: Kernel, model: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.kernel
-def test_the_table_is_live_and_a_click_shows_the_output_of_a_trial(cell: Kernel) -> None:
+def test_the_table_is_live_and_a_click_shows_the_output_of_a_trial(
+    cell: Kernel, tmp_path: Path
+) -> None:
     cell.stdin = True  # a user sits there
     cell.comms.clear()
-    result = cell.ok(
+    gate = Gate(tmp_path)
+    result = cell.start(
         "%%gpu 0.5 --sweep rate=1,2\n"
+        "import os, time\n"
         "from IPython.display import display\n"
+        f"while not os.path.exists('{gate.folder}/open'): time.sleep(0.01)\n"
         "print('rate', rate)\n"
         "display({'image/png': 'QUJD', 'text/plain': 'figure'}, raw=True)\n"
         "rate / 2"
     )
+    cell.until(lambda: result.of("display_data"), result)  # the table is there before the results
+    gate.open()
+    assert cell.finish(result)
     (shown,) = result.of("display_data")
     model = shown["data"][VIEW]["model_id"]
     cell.until(lambda: result.of("update_display_data"), result)

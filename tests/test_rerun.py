@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +37,7 @@ ENVIRON = {
 
 
 def ran(
-    folder: Path, test: str, *arguments: str, processes: int = 0
+    folder: Path, test: str, *arguments: str, processes: int = 0, file: Any = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
     """A run of planted tests; they are in the file ``test_planted.py``."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p xdist.plugin -p pytest_timeout\n")
@@ -45,7 +47,8 @@ def ran(
         [sys.executable, "-m", "tests.rerun", "-n", str(processes), *arguments],
         cwd=folder,
         env={**os.environ, **ENVIRON},
-        capture_output=True,
+        stdout=file,
+        stderr=file,
         text=True,
         check=False,
     )
@@ -178,6 +181,14 @@ def test_a_leak_is_red_at_once_and_ended(tmp_path, test, processes):
     if "sleep" in test:
         assert "sleep 60" in last
         assert not alive(int(last.split("process ")[1].split(":")[0]))
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_the_file_with_the_output_of_a_run_is_no_leak(tmp_path, processes):
+    with tempfile.NamedTemporaryFile("w+", prefix="gpunb-") as file:
+        assert ran(tmp_path, "", processes=processes, file=file).returncode == 0
+        file.seek(0)
+        assert "1 passed" in file.read()
 
 
 def test_an_error_of_collection_is_red_at_once(tmp_path):

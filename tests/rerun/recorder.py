@@ -7,6 +7,7 @@ process that ran tests.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -57,6 +58,19 @@ class Recorder:
         _write(broken="pytest had an internal error")
 
 
+def _open_files() -> dict[str, str]:
+    """What the descriptors of this process refer to, where the system tells."""
+    found = {}
+    for each in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):
+            found[each] = os.readlink(f"/proc/self/fd/{each}")
+    return found
+
+
+_BEFORE = set(_open_files().values())
+"""Files that were open before the tests, such as one that has the output of the run."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # in a worker of xdist
         config.pluginmanager.register(Recorder())
@@ -77,23 +91,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _descriptors() -> list[str]:
     of_sessions = ("/memfd:gpunb", os.path.join(tempfile.gettempdir(), "gpunb-"))
-    found = []
-    for each in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        try:
-            path = os.readlink(f"/proc/self/fd/{each}")
-        except OSError:
-            continue
-        if path.startswith(of_sessions):
-            found.append(f"descriptor {each} ({path})")
-    return found
+    return [
+        f"descriptor {each} ({path})"
+        for each, path in _open_files().items()
+        if path.startswith(of_sessions) and path not in _BEFORE
+    ]
 
 
 def _workers() -> list[str]:
     found = []
     for each in psutil.Process().children(recursive=True):
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             if each.name().startswith("gpunb") and each.status() != psutil.STATUS_ZOMBIE:
                 found.append(f"process {each.pid} ({each.name()})")
-        except psutil.NoSuchProcess:
-            continue
     return found

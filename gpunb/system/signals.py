@@ -54,8 +54,8 @@ class _Undivided:
             # Python does not raise on this signal; or a destructor runs this block while another
             # block begins or ends, because garbage is collected at any step.
             return
-        # In this order: until the new handler is set, the old one may raise.
-        self._pending = False
+        # In this order: until the new handler is set, the old one may raise. An interrupt that is
+        # pending here belongs to a block that ends: a destructor runs this one.
         self._closed = 1
         self._handler = handler
         _signal.signal(_signal.SIGINT, self._note_method)
@@ -66,7 +66,11 @@ class _Undivided:
             return
         self._depth -= 1
         if not self._depth:
-            _signal.signal(_signal.SIGINT, self._handler)
+            try:
+                _signal.signal(_signal.SIGINT, self._handler)
+            except BaseException:  # a second interrupt, at once; the first one is raised with it
+                self._pending = False
+                raise
         else:
             self._closed -= 1
             if self._closed:

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from gpunb.system import signals
 from gpunb.system.signals import UNDIVIDED, Divisible, interrupt_later
 from tests.sessions import script
 from tests.stepping import every_step
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -107,9 +109,12 @@ def test_block_in_another_thread_leaves_signals_alone():
 
 
 def test_an_interrupt_comes_again_after_a_destructor():
-    interrupt_later()
+    def wait():
+        interrupt_later()
+        time.sleep(PATIENCE)
+
     with pytest.raises(KeyboardInterrupt):
-        time.sleep(10)
+        wait()
 
 
 def test_an_interrupt_between_any_two_steps_is_raised_once_and_no_later():
@@ -126,6 +131,41 @@ def test_an_interrupt_between_any_two_steps_is_raised_once_and_no_later():
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         with UNDIVIDED:  # and none is left over
             body.clear()
+
+
+def test_a_destructor_just_after_the_handler_is_back_loses_no_interrupt(monkeypatch):
+    """Garbage may be collected there, and destructors have blocks of their own."""
+    restored = []
+
+    def set_handler(number, handler):
+        signal.signal(number, handler)
+        if handler is signal.default_int_handler and not restored:
+            restored.append(number)
+            with UNDIVIDED:
+                pass
+
+    names = {"SIGINT": signal.SIGINT, "getsignal": signal.getsignal, "signal": set_handler}
+    monkeypatch.setattr(signals, "_signal", SimpleNamespace(**names))
+    with pytest.raises(KeyboardInterrupt), UNDIVIDED:
+        signal.raise_signal(signal.SIGINT)
+    assert restored
+    with UNDIVIDED:  # and none is left over
+        pass
+
+
+def test_two_interrupts_at_the_end_of_a_block_are_raised_once(monkeypatch):
+    def set_handler(number, handler):
+        signal.signal(number, handler)
+        if handler is signal.default_int_handler:
+            signal.raise_signal(signal.SIGINT)
+
+    names = {"SIGINT": signal.SIGINT, "getsignal": signal.getsignal, "signal": set_handler}
+    monkeypatch.setattr(signals, "_signal", SimpleNamespace(**names))
+    with pytest.raises(KeyboardInterrupt), UNDIVIDED:
+        signal.raise_signal(signal.SIGINT)
+    monkeypatch.undo()
+    with UNDIVIDED:
+        pass
 
 
 def test_an_interrupt_comes_at_once_in_a_divisible_part():
@@ -227,7 +267,7 @@ def _interrupted_while(let_go):
             with steps.counted():
                 let_go(owner)
             if steps.left <= 0:
-                time.sleep(10)
+                time.sleep(PATIENCE)
         except KeyboardInterrupt:
             raised = True
         yield raised, steps, gone
@@ -239,6 +279,7 @@ def test_an_interrupt_in_a_destructor_comes_a_moment_later():
         from gpunb.system import signals
         from tests.stepping import every_step
         from tests.system.test_signals import _Owner, _interrupted_while
+        from tests.waiting import PATIENCE
 
         signals.watch_destructors()
         signals.watch_destructors()
@@ -256,7 +297,7 @@ def test_an_interrupt_in_a_destructor_comes_a_moment_later():
         late.__del__ = _thread.interrupt_main
         try:
             del late, owner
-            time.sleep(10)
+            time.sleep(PATIENCE)
             print("lost")
         except KeyboardInterrupt:
             print("raised", gone)

@@ -8,7 +8,6 @@ it hit has happened or has not, and nothing is left.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import re
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import gpunb
-from tests.sessions import marked
+from tests.sessions import marked, open_files
 from tests.stepping import Interrupts
 from tests.waiting import PATIENCE, eventually
 
@@ -40,10 +39,7 @@ def held() -> dict[str, Any]:
     with open("/proc/self/maps") as file:
         mappings = [line for line in file if "memfd:gpunb" in line]
     running = gpunb.is_initialized()
-    files = []
-    for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the list's own
-            files.append(re.sub(r"\d+", "", os.readlink(f"/proc/self/fd/{each}")))
+    files = [re.sub(r"\d+", "", each) for each in open_files().values()]
     return {
         "mappings": len(mappings),
         "threads": sorted(each.name for each in threading.enumerate()),

@@ -69,16 +69,23 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def open_files(pid: int | str = "self") -> dict[int, str]:
+    """What the descriptors of a process refer to. Some are open for a moment only."""
+    found = {}
+    for each in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found[int(each)] = os.readlink(f"/proc/{pid}/fd/{each}")
+    return found
+
+
 def memory_files() -> tuple[int, int]:
     """The bytes of the memory files that this process has open, and how many these are."""
     found = {}
-    for each in os.listdir("/proc/self/fd"):
-        try:
-            if "memfd:" in os.readlink(f"/proc/self/fd/{each}"):
-                facts = os.stat(f"/proc/self/fd/{each}")
+    for each, target in open_files().items():
+        if "memfd:" in target:
+            with contextlib.suppress(OSError):
+                facts = os.stat(each)
                 found[facts.st_ino] = facts.st_blocks * 512
-        except OSError:
-            continue
     return sum(found.values()), len(found)
 
 

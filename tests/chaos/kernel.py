@@ -30,6 +30,7 @@ from gpunb.engine.job_log import FILES, Log
 from gpunb.protocol import backend, sink
 from tests.chaos import faults, jobs, seam
 from tests.chaos.faults import Fault, Target
+from tests.sessions import open_files
 
 PATIENCE = 30.0
 """Seconds within which anything ends."""
@@ -468,7 +469,7 @@ class Kernel:
             family = self.target.family()
             known = {each.pid for each in engine.pool.processes()}
             there = set(family.get("gpunb-worker", ()))
-            opened = _descriptors()
+            opened = open_files()
             memory = [each for each in opened.values() if "memfd" in each]
             mapped = _mapped()
             logs = sum(each.startswith(UNNAMED) for each in opened.values())
@@ -526,14 +527,6 @@ def _leftovers() -> dict[str, Any]:
 
     found = running.leftovers()
     found.pop("available", None)  # another kernel may have them
-    return found
-
-
-def _descriptors() -> dict[int, str]:
-    found = {}
-    for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found[int(each)] = os.readlink(f"/proc/self/fd/{each}")
     return found
 
 

@@ -18,7 +18,7 @@ from gpunb.exceptions import WorkerCrashedError
 from gpunb.protocol.plain import framed
 from gpunb.system import linux
 from gpunb.system.loop import Loop
-from tests.sessions import alive, assert_idle, begun, named, script
+from tests.sessions import alive, assert_idle, begun, named, open_files, script
 from tests.waiting import PATIENCE, eventually
 
 _PIDFD_GETFD = 438
@@ -435,8 +435,7 @@ def send_as(process, data):
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.pidfd_open(process)
     try:
-        files = list(Path(f"/proc/{process}/fd").iterdir())
-        sockets = [int(each.name) for each in files if os.readlink(each).startswith("socket:")]
+        sockets = [each for each, to in open_files(process).items() if to.startswith("socket:")]
         ours = [libc.syscall(_PIDFD_GETFD, handle, each, 0) for each in sockets]
         assert ours
         assert min(ours) >= 0, os.strerror(ctypes.get_errno())

@@ -453,11 +453,6 @@ def check_processes() -> None:
     memory = engine.store.memory.facts()
     if any(count for name, count in memory.items() if name in ("used", "spilled")):
         raise Wrong(f"memory is left: {memory}")
-    segments = []
-    for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{each}")
-            if "memfd" in target:
-                segments.append(target)
+    segments = [each for each in sessions.open_files().values() if "memfd" in each]
     if segments:
         raise Wrong(f"memory segments are left: {segments}")

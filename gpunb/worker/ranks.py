@@ -44,7 +44,10 @@ class RankHost:
         self.placed = place_ranks(call, ranks)
         if not self.placed.actors:
             calls = map(self.placed.call_of, range(ranks.size))
-            self.placed.actors = [backend.current().submit(each)[0][0] for each in calls]
+            handles = [backend.current().submit(each)[0] for each in calls]
+            self.placed.actors = [actor for actor, _ in handles]
+            # After an interrupt the worker counts its references anew: they must exist.
+            self._references = [ObjectRef[Any](each, held=True) for each in handles]
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,26 @@ def test_a_session_keeps_its_ranks_and_some_of_them_run_a_cell(notebook: Kernel)
     eventually(lambda: not any(map(alive, pids)), "its processes are gone")
 
 
+@pytest.mark.parametrize("end", ["Stop", "cancel"])
+def test_an_interrupt_keeps_a_session_with_its_ranks(notebook: Kernel, end: str) -> None:
+    notebook.ok("%%gpu 1 -s ddp --ranks 2 --gather pids\nown, pids = rank() + 1, os.getpid()")
+    pids = notebook.value("pids")
+    cell = "-s ddp --show all\nprint('here')\nthreading.Event().wait()"
+    if end == "Stop":
+        running = notebook.start(f"%%gpu {cell}")
+        notebook.until(lambda: running.stdout.count("here\n") == 2, running)
+        notebook.interrupt()
+        assert notebook.finish(running).ename == "KeyboardInterrupt"
+    else:
+        shown = notebook.ok(f"%%gpu --bg {cell}")
+        notebook.late(lambda: shown.stdout.count("here\n") == 2)
+        notebook.ok("%gpu cancel all\n%gpu wait")
+    notebook.ok("%%gpu -s ddp --gather known\nknown = own, os.getpid()")
+    assert notebook.value("known") == [(1, pids[0]), (2, pids[1])]
+    notebook.ok("%gpu stop ddp")
+    eventually(lambda: not any(map(alive, pids)), "its processes are gone")
+
+
 def test_a_session_ends_with_one_of_its_ranks(notebook: Kernel) -> None:
     notebook.ok("%%gpu 1 -s ddp --ranks 2 --gather pids\npids = os.getpid()")
     pids = notebook.value("pids")

@@ -109,14 +109,17 @@ class Channel:
             ChannelClosed: the other side is gone, and everything it sent was received.
             BlockingIOError: with `wait` false, if there is nothing now.
             Malformed: the other side sent something that is no message.
-            OSError: no descriptor was left for a large message, which is lost.
+            OSError: no descriptor or no memory was left for a large message, which is lost.
         """
         data, descriptors = self.receive_raw(wait=wait)
         try:
             return self._decode(data), descriptors
-        except BaseException:
+        except Malformed:
             _close(descriptors)
             raise
+        except Exception as error:  # its fields may be of any kind
+            _close(descriptors)
+            raise Malformed(f"a message that cannot be decoded: {error!r:.200}") from error
 
     def receive_raw(self, *, wait: bool = True) -> tuple[Any, list[int]]:
         while True:
@@ -215,6 +218,8 @@ def _spilled(length: int, descriptors: list[int]) -> memoryview:
             return segment.map()
     except BaseException as error:
         _close(descriptors)
+        if isinstance(error, MemoryError):
+            raise OSError(errno.ENOMEM, f"no memory for a large message: {error}") from error
         if isinstance(error, ValueError) and not isinstance(error, Malformed):
             raise Malformed(str(error)) from error
         raise

@@ -14,6 +14,7 @@ import io
 import numbers
 import pickle
 import re
+import reprlib
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO, NoReturn
@@ -23,6 +24,10 @@ MOST = 1 << 30
 
 DEPTH = 100
 """Levels of containers inside each other that may be shown."""
+
+SHALLOW = 20_000
+"""Tuples inside each other that Python's decoder is given: to use one as a key, it computes the
+hash of them all, and 200,000 use up the stack of a thread."""
 
 _SUM = 4
 """Bytes of the checksum."""
@@ -39,8 +44,17 @@ EXT2, EXT4, STACK_GLOBAL. Short messages often have none of these bytes, also no
 and then Python's own decoder is as safe as ours, and faster."""
 
 
+_HASHED = b"t\x85\x86\x87\x91"
+"""The opcodes that make tuples and frozen sets."""
+
+
 class Malformed(ValueError):
     """The bytes are no message."""
+
+
+def short(value: Any) -> str:
+    """Return some value in words for an error: not its whole text, which may be deep and long."""
+    return reprlib.repr(value)[:200]
 
 
 class _Decoder(pickle.Unpickler):
@@ -96,12 +110,57 @@ def loads(data: Any) -> Any:
         raise Malformed(f"it has {len(data):,} bytes, and the longest message has {MOST:,}")
     if zlib.crc32(data) != _WHOLE:
         raise Malformed(f"{len(data):,} bytes that begin with {bytes(data[:16])!r}")
+    if len(data) > SHALLOW:
+        _check_tuples(bytes(data[:-_SUM]))
     try:
         return pickle.loads(data) if _refers(data) is None else _Decoder(io.BytesIO(data)).load()
     except Malformed:
         raise
     except Exception as error:  # a pickle that is cut or changed may raise anything
         raise Malformed(f"{len(data):,} bytes that cannot be decoded: {error!r}") from error
+
+
+def _check_tuples(pickled: bytes) -> None:
+    """Raise Malformed if more than `SHALLOW` tuples are inside each other.
+
+    Nearly all messages have fewer bytes that could be such an opcode. For the others the stack of
+    the decoder is followed, with the number of tuples inside each other in place of each value.
+    """
+    if len(pickled) - len(pickled.translate(None, _HASHED)) <= SHALLOW:
+        return
+    import pickletools
+
+    stack: list[int] = []
+    marks: list[int] = []
+    memo: dict[int, int] = {}
+    try:
+        for opcode, argument, _ in pickletools.genops(pickled):
+            name = opcode.name
+            if name == "MARK":
+                marks.append(len(stack))
+            elif name == "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
+                memo[int(argument)] = stack[-1]  # type: ignore[arg-type]
+            elif name in ("GET", "BINGET", "LONG_BINGET"):
+                stack.append(memo[int(argument)])  # type: ignore[arg-type]
+            elif name == "DUP":
+                stack.append(stack[-1])
+            else:
+                before = opcode.stack_before
+                count = len(before)
+                if pickletools.markobject in before:
+                    count = len(stack) - marks.pop() + before.index(pickletools.markobject)
+                taken = stack[len(stack) - count :]
+                del stack[len(stack) - count :]
+                depth = max(taken, default=0) + 1 if name.startswith(("TUPLE", "FROZEN")) else 0
+                if depth > SHALLOW:
+                    raise Malformed(f"it has more than {SHALLOW:,} containers inside each other")
+                stack += [depth] * len(opcode.stack_after)
+    except Malformed:
+        raise
+    except Exception as error:
+        raise Malformed(f"{len(pickled):,} bytes that cannot be read: {error!r}") from error
 
 
 def load(file: BinaryIO) -> Any:

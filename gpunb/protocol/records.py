@@ -25,7 +25,7 @@ from typing import (
 
 from gpunb.data.serialize import Payload
 from gpunb.protocol.backend import Call, NewActor, ObjectId
-from gpunb.protocol.plain import Malformed
+from gpunb.protocol.plain import Malformed, short
 from gpunb.scheduler.tasks import TaskSpec
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _of_fields(name: str, hints: Sequence[Any], make: Callable[[Any], Any]) -> R
 
     def read(fields: Any) -> Any:
         if type(fields) is not tuple or len(fields) != len(allowed):
-            raise Malformed(f"{fields!r:.100} must have the fields of {name}")
+            raise Malformed(f"{short(fields)} must have the fields of {name}")
         if not all(map(isinstance, fields, allowed)):
             types = ", ".join(type(each).__name__ for each in fields)
             raise Malformed(f"the fields of {name} cannot be ({types})")
@@ -206,7 +206,7 @@ def _of_tuple(hints: tuple[Any, ...]) -> Reader | None:
     def read(values: tuple[Any, ...]) -> tuple[Any, ...]:
         for each in values:
             if not isinstance(each, allowed):
-                raise Malformed(f"{each!r:.100} cannot be one of several {hints[0]}")
+                raise Malformed(f"{short(each)} cannot be one of several {hints[0]}")
         return tuple(map(closer, values)) if closer is not None else values
 
     return read
@@ -228,7 +228,7 @@ def _objects(values: tuple[Any, ...]) -> tuple[ObjectId, ...]:
             task, index = each
             if type(task) is int and type(index) is int:
                 continue
-        raise Malformed(f"{each!r:.100} is not the id of an object")
+        raise Malformed(f"{short(each)} is not the id of an object")
     return values
 
 

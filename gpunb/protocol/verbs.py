@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, dataclass_transform
 
 from gpunb.protocol.backend import NewActor, ObjectId
-from gpunb.protocol.plain import Malformed
+from gpunb.protocol.plain import Malformed, short
 from gpunb.protocol.records import Function, Submission, flat, reader
 from gpunb.protocol.sink import Place, SweepInfo
 from gpunb.scheduler.tasks import ActorId, TaskId
@@ -371,5 +371,5 @@ def decode(known: Mapping[str, type[Verb[Any]]], name: str, fields: tuple[Any, .
     """
     kind: Any = known.get(name)
     if kind is None:
-        raise Malformed(f"{name!r:.100} cannot be asked for")
+        raise Malformed(f"{short(name)} cannot be asked for")
     return reader(kind)(fields)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,11 +22,12 @@ from gpunb.control import client
 from gpunb.data.segments import Segment
 from gpunb.engine import faults
 from gpunb.engine import job_log as log
-from gpunb.exceptions import GpunbError, WorkerCrashedError
+from gpunb.exceptions import GpunbError, OutOfMemoryError, WorkerCrashedError
 from gpunb.protocol import backend, sink, verbs
 from gpunb.protocol import messages as msg
 from gpunb.protocol.channel import encode
 from gpunb.protocol.plain import framed
+from tests.protocol.deep import DEEP
 from tests.waiting import PATIENCE, Gate, eventually
 
 Start = Callable[..., Any]
@@ -81,6 +82,7 @@ def done(report: str, results: tuple[Any, ...] = ()) -> bytes:
 @pytest.mark.parametrize(
     ("data", "parts"),
     [
+        *((deep, ()) for deep in DEEP.values()),
         (b"garbage", ()),
         (b"", ()),
         (framed(pickle.dumps((99, 1), 5)), ()),
@@ -97,6 +99,7 @@ def done(report: str, results: tuple[Any, ...] = ()) -> bytes:
         (encode(msg.Retired()), ()),
     ],
     ids=[
+        *DEEP,
         "garbage",
         "nothing",
         "unknown number",
@@ -185,7 +188,10 @@ class Failing(sink.Sink):
 
     asks = True
 
+    said: ClassVar[list[str]] = []
+
     def text(self, stream: str, text: str) -> None:
+        Failing.said.append(text)
         raise RuntimeError("no room on the screen")
 
     def show(self, kind: str, content: Any, payloads: Any) -> None:
@@ -201,21 +207,26 @@ class Failing(sink.Sink):
         raise RuntimeError("no end either")
 
 
-def test_a_sink_that_fails_is_named_once_and_its_task_goes_on(start: Start) -> None:
+def test_a_sink_that_fails_is_named_once_and_its_task_goes_on(start: Start, gate: Gate) -> None:
     start(simulate="1xA100:40GiB")
 
     @gpunb.remote(num_gpus=0.5)
     def prints() -> int:
         os.write(1, b"one")
-        time.sleep(0.2)
+        gate.enter()
         os.write(1, b"two")
         return 1
 
     sink.install(lambda name: Failing())
     try:
         ended = Failing.ended
-        assert gpunb.get(prints.remote(), timeout=PATIENCE) == 1
+        Failing.said.clear()
+        printing = prints.remote()
+        eventually(lambda: "Failing.text" in warnings(), "the sink has failed")
+        gate.open()
+        assert gpunb.get(printing, timeout=PATIENCE) == 1
         assert Failing.ended == ended + 1
+        assert Failing.said == ["one"]
         assert gpunb.get(add.remote(1, 2), timeout=PATIENCE) == 3
     finally:
         sink.install(None)
@@ -294,6 +305,30 @@ def test_a_log_on_a_full_disk_begins_anew_and_says_why(monkeypatch: pytest.Monke
     text = kept.text()
     assert "not kept: No space left on device" in text
     assert "39xxx" in text
+
+
+def test_no_memory_for_a_large_message_is_named(
+    start: Start, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(simulate="1xA100:40GiB")
+
+    @gpunb.remote(num_gpus=0.5, max_retries=0)
+    def shows() -> None:
+        gate.enter()
+        backend.current().show("display_data", {"data": {"text/plain": "x" * 200_000}})  # type: ignore[attr-defined]
+
+    ref = shows.remote()
+    gate.await_()
+
+    def full(segment: Segment) -> memoryview:
+        raise OutOfMemoryError("the process cannot map more memory")
+
+    monkeypatch.setattr(Segment, "map", full)
+    gate.open()
+    with pytest.raises(WorkerCrashedError, match="cannot map more memory"):
+        gpunb.get(ref, timeout=PATIENCE)
+    monkeypatch.undo()
+    assert gpunb.get(add.remote(1, 2), timeout=PATIENCE) == 3
 
 
 def test_no_descriptor_for_a_large_message_is_named_with_the_way_out(

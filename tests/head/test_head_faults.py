@@ -23,6 +23,7 @@ from gpunb.protocol.channel import Channel, ChannelClosed
 from gpunb.protocol.plain import framed
 from gpunb.scheduler.resources import Demand
 from tests.head.heads import head, own_folder
+from tests.protocol.deep import DEEP
 from tests.sessions import alive
 from tests.waiting import PATIENCE, eventually
 
@@ -59,8 +60,9 @@ def stranger() -> Channel:
         framed(pickle.dumps((msg.NUMBER[msg.Ready], 1), 5)),
         framed(pickle.dumps((msg.NUMBER[msg.Held], "it", 1), 5)),
         b"\x00spilled" + bytes(8),
+        *DEEP.values(),
     ],
-    ids=["garbage", "unknown number", "a function", "a worker's", "no object", "spilled"],
+    ids=["garbage", "unknown number", "a function", "a worker's", "no object", "spilled", *DEEP],
 )
 @pytest.mark.usefixtures("attached")
 def test_a_bad_message_ends_the_connection_of_its_sender_alone(data: bytes) -> None:

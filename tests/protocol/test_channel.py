@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from gpunb.data.segments import Segment
 from gpunb.protocol import messages as msg
 from gpunb.protocol.channel import PACKET, Channel, ChannelClosed, encode
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_receiver_that_stays_awake_misses_nothing(ends):
     thread.start()
     for number in range(300):
         if number % 100 == 99:
-            time.sleep(0.005)  # longer than it stays awake
+            eventually(lambda: not other._spins, "it does not stay awake any longer")
         one.send(reply(number))
         assert one.receive()[0] == reply(number)
     with pytest.raises(ChannelClosed):

@@ -164,8 +164,6 @@ class Ledger(Membership):
         Raises:
             Busy: the ledger cannot be used now, or a living session is not in it.
         """
-        if self._ledger_file >= 0 and not self._is_in_folder():
-            self._close_ledger_file()
         now = time.monotonic()
         with self._locked as known:
             if not liveness.is_in_folder(self._folder, self.record.id, self.fifo):

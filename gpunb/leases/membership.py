@@ -223,13 +223,12 @@ class Membership:
                 ledger_file.lock(self._ledger_file, self._patience)
             except Busy:
                 self._patience = _RETRY_PATIENCE
-                raise
+                if self._look_up():
+                    raise
+                continue
             self._patience = ledger_file.PATIENCE
-            known = os.fstat(self._ledger_file)
-            if known.st_nlink:
-                self._size = known.st_size
+            if self._look_up():
                 return
-            self._close_ledger_file()  # its name was removed
         raise Busy(f"the ledger of leases in {self._path} is removed again and again")
 
     def _open(self) -> None:
@@ -239,13 +238,20 @@ class Membership:
             except GpunbError as error:
                 raise Busy(str(error)) from error
         self._folder, self._ledger_file = ledger_file.open_ledger_file(self._path)
+        self._opened = os.fstat(self._ledger_file)
 
-    def _is_in_folder(self) -> bool:
-        """Whether the open ledger is the one in the folder."""
+    def _look_up(self) -> bool:
+        """Note the size of the ledger that the folder has. Close the open one, and return False, if
+        it was removed, replaced or moved with its folder."""
         try:
-            return os.path.samestat(os.stat(self._file), os.fstat(self._ledger_file))
-        except OSError:
+            found = os.stat(self._file)
+        except FileNotFoundError:
+            found = None
+        if found is None or not os.path.samestat(found, self._opened):
+            self._close_ledger_file()
             return False
+        self._size = found.st_size
+        return True
 
     def _enter(self) -> None:
         """Write the session's whole record into the locked ledger; remove records of the dead."""

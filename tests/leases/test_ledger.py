@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -131,7 +132,9 @@ def test_served_session_waits_behind_the_others(enter):
 
 def test_view_shows_the_leases_of_other_sessions(enter):
     one, two = enter(user="ann", notebook="/home/a/train.ipynb"), enter()
+    before = time.time()
     assert one.take({"GPU-0": 6000}, lasting=True, job="model")
+    after = time.time()
     assert take(one, 1000, "GPU-0")
     view = two.look()
     assert view.outside == {
@@ -142,7 +145,7 @@ def test_view_shows_the_leases_of_other_sessions(enter):
         )
     }
     (other,) = two.others("GPU-0")
-    assert 0 <= time.time() - other.pop("since") < PATIENCE
+    assert before <= other.pop("since") <= after
     assert other == {
         "pid": os.getpid(),
         "user": "ann",
@@ -241,31 +244,36 @@ def test_next_session_removes_the_files_of_a_killed_one(enter, tmp_path):
     assert len(os.listdir(tmp_path)) == 3
 
 
-def test_book_locked_by_a_stopped_process_raises_busy_soon(enter, tmp_path):
+def test_book_locked_by_a_stopped_process_raises_busy(enter, tmp_path):
+    """Before the lock is released: it does not wait for that."""
     one = enter()
     stopped = os.open(tmp_path / LEDGER_FILE, os.O_RDWR)
     ledger_file.lock(stopped)
-    began = time.monotonic()
     with pytest.raises(Busy):
         take(one)
-    assert time.monotonic() - began < PATIENCE / 2
     os.close(stopped)
     assert take(one)
 
 
-def test_lease_takes_less_than_two_milliseconds(enter):
-    """Each task with a device pays for it; 0.02 ms on an idle machine."""
+def test_lease_takes_five_calls_of_the_system(enter):
+    """Each task with a device pays for them, beside however many sessions. `benchmarks` has the
+    time."""
     sessions = [enter() for _ in range(8)]
     for at, each in enumerate(sessions[1:], start=1):
         assert take(each, 1000, GPUS[at % 2])
-    best = min(_timed(lambda: take(sessions[0], 100)) for _ in range(50))
-    assert best < 0.002
+    calls = collections.Counter()
 
+    def note(_, event, called):
+        if event == "c_call" and called.__module__ in ("posix", "fcntl"):
+            calls[called.__name__] += 1
 
-def _timed(action):
-    began = time.perf_counter()
-    assert action()
-    return time.perf_counter() - began
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        assert take(sessions[0], 100)
+    finally:
+        sys.setprofile(before)
+    assert calls == {"flock": 2, "stat": 1, "pread": 1, "pwrite": 1}
 
 
 def test_overwritten_book_is_used_again(enter, tmp_path):

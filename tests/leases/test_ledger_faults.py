@@ -194,6 +194,15 @@ def test_no_lease_is_taken_until_a_session_with_removed_files_has_entered_again(
     assert take(two)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_sessions_share_the_folder_that_is_there_after_theirs_was_moved(enter, place, first):
+    one = enter()
+    place.rename(place.with_name("moved"))
+    sessions = [one, enter()]
+    assert take(sessions[first])
+    assert not take(sessions[1 - first])
+
+
 @removed
 def test_any_call_writes_the_record_again_after_the_files_were_removed(enter, place, remove):
     actions = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpunb._version import __version__
 from gpunb.api import init_options
 from gpunb.cli.output import print_text
 from gpunb.exceptions import GpunbError
@@ -195,6 +197,7 @@ def serve(name: str, arguments: str) -> int:
     if os.fork():
         os._exit(0)  # the head process must not be a child of the command
     os.set_inheritable(write_end, False)
+    faulthandler.enable()  # the log has the stack of a process that crashes
     from gpunb.api import session
     from gpunb.engine import bootstrap
     from gpunb.head import endpoint
@@ -205,6 +208,7 @@ def serve(name: str, arguments: str) -> int:
     endpoint.serving = name
     endpoint.end_on_signals()
     with open(write_end, "w", encoding="utf-8") as answer, contextlib.ExitStack() as ends:
+        ends.callback(endpoint.note, name, "has ended")
 
         def settled(machine: Machine, notes: Sequence[str]) -> None:
             """Listen and report success. Kernels that connect now wait until the session runs."""
@@ -212,7 +216,9 @@ def serve(name: str, arguments: str) -> int:
             ends.callback(endpoint.remove, discovery.path_of(name))
             with contextlib.suppress(GpunbError, OSError):  # a note of the session has the reason
                 endpoint.open_control_socket()
-            json.dump(_facts(name, machine, notes), answer)
+            facts = _facts(name, machine, notes)
+            endpoint.note(name, f"listens; gpunb {__version__}; {facts['devices']}")
+            json.dump(facts, answer)
             answer.close()
 
         sockets: list[socket.socket] = []
@@ -224,6 +230,7 @@ def serve(name: str, arguments: str) -> int:
         except (GpunbError, ValueError, TypeError) as error:
             if answer.closed:
                 raise
+            endpoint.note(name, f"could not start: {error}")
             json.dump({"error": str(error)}, answer)
             return 1
         from gpunb.head import server

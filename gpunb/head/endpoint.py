@@ -11,6 +11,7 @@ import fcntl
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -223,10 +224,18 @@ class ListeningSocket:
         self._loop.after(_LOST, self._look)
 
 
+def note(name: str, text: str) -> None:
+    """Write a line into the log of this head process, which is its standard error."""
+    with contextlib.suppress(OSError):  # the disk is full
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} head process {name!r} (pid {os.getpid()})"
+        os.write(2, f"{line} {text}\n".encode(errors="replace"))
+
+
 def end_on_signals() -> None:
     """End the process in order when a signal asks for it."""
 
-    def end(*_: object) -> None:
+    def end(number: int, _: object) -> None:
+        note(serving or "", f"ends: {signal.Signals(number).name}")
         raise SystemExit(0)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import gpunb
+from gpunb.cli.start import start_head
 from gpunb.exceptions import GpunbError
 from gpunb.head import discovery
 from gpunb.protocol import messages as msg
@@ -189,6 +190,25 @@ def test_the_log_of_a_head_that_breaks_has_the_traceback(own_folder: Path) -> No
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert "AssertionError: the books do not agree" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "last"), [(signal.SIGTERM, " has ended"), (signal.SIGSEGV, None)], ids=str
+)
+def test_the_log_of_a_head_says_that_it_began_and_how_it_ended(
+    own_folder: Path, number: signal.Signals, last: str | None
+) -> None:
+    facts = start_head("logged", {"simulate": "1xA100:40GiB", "num_cpus": 1})
+    log = Path(facts["log"])
+    assert f"(pid {facts['pid']}) listens; gpunb {gpunb.__version__}; 1 x A100" in log.read_text()
+    os.kill(facts["pid"], number)
+    eventually(lambda: not alive(facts["pid"]), "the head process has ended")
+    text = log.read_text()
+    if last is not None:
+        assert f"ends: {number.name}\n" in text
+        assert text.endswith(f"{last}\n")
+    else:
+        assert "Fatal Python error: Segmentation fault" in text
 
 
 @pytest.mark.usefixtures("attached")

@@ -19,6 +19,7 @@ import gpunb
 from gpunb import exceptions as ex
 from gpunb.control import client
 from gpunb.head import discovery
+from gpunb.leases.records import LEDGER_FILE
 from gpunb.system import runtime_dir
 from tests.chaos import jobs, seam
 from tests.chaos.seam import CHILD, MAIN, SITES
@@ -29,7 +30,7 @@ WORKER, FIRST, SECOND = "gpunb-worker", "gpunb-zygote", "gpunb-preload"
 WINDOW = 35.0
 """Seconds; a little more than those in which a session forgives the deaths of a few zygotes."""
 
-NOISES = 12
+NOISES = 13
 """Kinds of noise that `seam.noise` makes."""
 
 
@@ -270,7 +271,7 @@ class Interrupt(Fault):
         try:
             self.timer.cancel()
             self.timer.join()
-            time.sleep(0.001)
+            signal.pthread_sigmask(signal.SIG_BLOCK, ())  # here at the latest Python looks for it
         except KeyboardInterrupt:
             pass
         return True
@@ -458,12 +459,18 @@ class Deleted(Fault):
         )
         paths = {
             FILES[0]: [client.path_of(target.main)],
-            FILES[1]: [ledger / "book"],
+            FILES[1]: [ledger / LEDGER_FILE],
             FILES[2]: [each for each in ledger.iterdir() if len(each.name) == 32],
             FILES[3]: list(ledger.glob("*.json")),
         }[self.what]
+        self.removed = 0
         for each in paths:
-            each.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another kernel's fault was the same
+                each.unlink()
+                self.removed += 1
+
+    def end(self, target: Target) -> bool:
+        return self.removed > 0
 
 
 def call(chance: random.Random, chosen: list[tuple[int, int, int]]) -> Fault:

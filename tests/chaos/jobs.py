@@ -87,7 +87,7 @@ def puts(number: int) -> int:
 
 def on_device(number: int, parts: int) -> int:
     sit(parts)
-    time.sleep(0.0005)
+    time.sleep(0.0005)  # by the clock: so long another job with the same part can meet this one
     stand()
     return number + 5
 

@@ -196,14 +196,15 @@ class Kernel:
     def begin(self) -> None:
         """A session, or a connection to the head process."""
         if self.attached:
-            for tries in itertools.count():
+            until = time.monotonic() + PATIENCE
+            while True:
                 try:
                     gpunb.init(self.attached)
                     return
                 except ex.GpunbError:
                     # The answer of the head process was lost, or another kernel's fault has just
                     # left it without descriptors.
-                    if tries == 20:
+                    if time.monotonic() > until:
                         raise
                     time.sleep(0.1)
         self.again.clear()
@@ -430,7 +431,7 @@ class Kernel:
 
     def _serves_on(self) -> None:
         until = time.monotonic() + PATIENCE + 5
-        for tries in itertools.count():
+        while True:
             try:
                 if gpunb.get(_next.remote(1), timeout=PATIENCE) != 2:
                     raise Wrong("the next job has a wrong value")
@@ -438,13 +439,14 @@ class Kernel:
             except ex.GetTimeoutError as error:
                 raise Wrong("the next job never ends", error, self._doings()) from None
             except ex.GpunbError as error:
-                time.sleep(0.05)
-                if "no zygote could be started" in str(error) and time.monotonic() < until:
-                    continue  # too many have died lately: another one is tried half a minute later
+                # Too many have died lately: another one is tried half a minute later.
+                later = "no zygote could be started" in str(error)
                 # The faults of other kernels go on.
-                if tries >= 20 or not any(each.excuses(error) for each in self.others):
+                excused = later or any(each.excuses(error) for each in self.others)
+                if not excused or time.monotonic() > until:
                     what = f"the next job fails: {type(error).__name__}"
                     raise Wrong(what, _text(error)) from None
+                time.sleep(0.05)
 
     def _look_for_leftovers(self) -> None:
         deadline = time.monotonic() + PATIENCE

@@ -266,6 +266,9 @@ def _framed(pickled: bytes) -> bytes:
     return pickled + zlib.crc32(pickled).to_bytes(4, "little")
 
 
+_DONE, _USED = 5, 12
+"""The numbers of two messages; a test compares them. This module is there before gpunb is."""
+
 _NOISE = (
     b"",
     b"\x00spilled",
@@ -273,9 +276,10 @@ _NOISE = (
     b"[" * 60_000,
     b"\x80\x05]\x94.",
     _framed(pickle.dumps((99, 1, 2), 5)),
-    _framed(pickle.dumps((4, 1, 2, 3, 4, 5), 5)),
+    _framed(pickle.dumps((_DONE, 1, 2, 3, 4, 5), 5)),
     _framed(pickle.dumps({"a": 1}, 5)),
-    _framed(pickle.dumps((4, -1, -1, "nonsense", ()), 5)),
+    _framed(pickle.dumps((_DONE, -1, -1, "nonsense", ()), 5)),
+    _framed(b"\x80\x05K%c%b\x85\x86." % (_USED, b"]" * 20_000 + b"a" * 19_999)),
     _framed(pickle.dumps(("exited", 12345, 0), 5)),
     _framed(pickle.dumps(("unheard of", 1), 5)),
     bytes(range(256)),

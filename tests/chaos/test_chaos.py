@@ -10,6 +10,8 @@ import os
 
 import pytest
 
+from gpunb.protocol import messages
+from tests.chaos import seam
 from tests.chaos.faults import calls, kinds
 from tests.chaos.seam import SITES, TABLE, describe
 from tests.chaos.supervising import WORLDS, chaos
@@ -56,3 +58,10 @@ def test_each_faulty_call_is_made_in_a_module_that_has_it(site):
     modules = [name for name, label in TABLE.items() if label in labels]
     sources = [(ROOT / f"{name.replace('.', '/')}.py").read_text() for name in modules]
     assert any(f"{site.call.removeprefix('epoll')}(" in each for each in sources), modules
+
+
+def test_noise_has_the_numbers_of_the_messages_that_it_is_like():
+    assert (
+        messages.NUMBER[messages.Done],
+        messages.NUMBER[messages.Used],
+    ) == (seam._DONE, seam._USED)

@@ -1,4 +1,9 @@
-"""Waiting in tests: for something to come true, and at a gate that holds tasks."""
+"""Waiting in tests for what should happen, so that no test goes by the clock.
+
+`eventually` waits for something to come true, `written` for the content of a file, a `Gate` holds
+tasks until the test opens it and knows which have begun, and `not_before` says that something does
+not happen before something else.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,44 @@ def eventually(true: Callable[[], Any], what: str = "", within: float = PATIENCE
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {within:g} s: {what or true}")
         time.sleep(0.005)
+
+
+def written(path: Path, within: float = PATIENCE) -> str:
+    """The text of a file that another process writes: not before it ends with a newline."""
+
+    def text() -> str | None:
+        content = path.read_text(encoding="utf-8") if path.exists() else ""
+        return content if content.endswith("\n") else None
+
+    return eventually(text, f"{path} has a whole line", within)
+
+
+def not_before(happened: Callable[[], Any], end: Callable[[], Any], what: str = "") -> None:
+    """Wait for ``end``, which must come true later than ``happened`` could; that must not.
+
+    Take for ``end`` something that goes the same way behind what must not happen: the next
+    message, the next task. A short wait says nothing on a busy machine.
+    """
+    eventually(lambda: happened() or end(), f"the end of {what or happened}")
+    assert not happened(), f"happened too early: {what or happened}"
+
+
+def until_main_sleeps() -> None:
+    """Wait until the main thread of this process sleeps in the system, and has for two looks.
+
+    For another thread, which then sends an interrupt. To wait for the interpreter's lock is no such
+    sleep: this thread lets go of the lock between the looks.
+    """
+    last: list[str] = []
+
+    def still() -> bool:
+        nonlocal last
+        about = Path(f"/proc/self/task/{os.getpid()}/status").read_text().splitlines()
+        names = ("State", "voluntary_ctxt_switches")
+        before, last = last, [each for each in about if each.startswith(names)]
+        return last == before and "sleeping" in last[0]
+
+    eventually(still, "the main thread sleeps")
 
 
 class Gate:

@@ -278,21 +278,29 @@ def test_nothing_is_left_of_a_forgotten_executor():
 
 
 def test_submitted_calls_are_done_before_the_interpreter_ends(tmp_path):
+    """They are held until the interpreter calls its exit functions."""
     text = """
-        import pathlib, sys, time, gpunb
+        import atexit, pathlib, gpunb
+        from tests.waiting import Gate
 
-        def work(path):
-            time.sleep(0.3)
-            pathlib.Path(path).write_text("done")
+        folder = pathlib.Path(FOLDER)
+        gate = Gate(folder)
+
+        def work(n):
+            gate.enter(n)
+            with (folder / "done").open("a") as file:
+                file.write(f"{n} ")
 
         if __name__ == "__main__":
             gpunb.init(num_cpus=1, num_gpus=0, preload=())
-            gpunb.Executor().submit(work, PATH)
+            executor = gpunb.Executor()
+            for n in range(20):
+                executor.submit(work, n)
+            atexit.register(gate.open)  # the last, so it is called first
     """
-    path = tmp_path / "done"
-    ended = sessions.script(text.replace("PATH", repr(str(path))))
+    ended = sessions.script(text.replace("FOLDER", repr(str(tmp_path))))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert path.read_text() == "done"
+    assert (tmp_path / "done").read_text().split() == [str(n) for n in range(20)]
 
 
 class RaisesWhilePickled:

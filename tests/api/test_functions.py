@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import json
 import math
 import multiprocessing
@@ -355,17 +357,27 @@ def test_a_thread_that_still_waits_does_not_take_the_next_task(four, gate):
 
 
 def test_a_ref_dropped_late_by_a_thread_is_freed(four, gate):
+    """Also if it drops it when its process, which has nothing to do, has looked in vain."""
+
     @gpunb.remote
     def leave_a_thread(refs):
+        looks = itertools.count(1)
+
+        def note(phase, info):
+            if phase == "start" and info["generation"] == 2:
+                gate.note(f"look {next(looks)}")
+
         def keep(ref):
             gpunb.get(ref)
+            gc.callbacks.append(note)
             gate.enter("thread")
+            gc.callbacks.remove(note)
 
         threading.Thread(target=keep, args=(refs[0],), daemon=True).start()
         gate.await_("thread")
 
     get(leave_a_thread.remote([gpunb.put("kept")]))
-    time.sleep(0.3)  # the worker has nothing to do, and has looked for what it might let go of
+    gate.await_("look 2")
     assert gpunb.status()["objects"]["objects"] == 1
     gate.open()
 

@@ -20,7 +20,7 @@ from gpunb.exceptions import (
     TaskError,
     WorkerCrashedError,
 )
-from tests.sessions import assert_idle, begun, both, running, session
+from tests.sessions import assert_idle, both, script, session
 from tests.waiting import PATIENCE, eventually
 
 
@@ -665,7 +665,7 @@ def test_async_for_beside_other_work(four, gate):
                 await asyncio.sleep(0.001)
             for _ in range(20):
                 ticks += 1
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
             gate.open()
 
         await asyncio.gather(consume(), tick())
@@ -794,40 +794,39 @@ def test_a_slow_consumer_gets_every_result(four):
 
 def test_an_interrupt_ends_a_wait_for_the_next_result(tmp_path):
     text = f"""
-        import os, pathlib, threading, time, gpunb
+        import os, pathlib, signal, threading, gpunb
+        from tests.waiting import Gate, until_main_sleeps
 
-        folder = pathlib.Path({str(tmp_path)!r})
+        gate = Gate(pathlib.Path({str(tmp_path)!r}))
 
         @gpunb.remote
         def slow():
             yield 1
-            while not (folder / "open").exists():
-                time.sleep(0.005)
+            gate.enter()
             yield 2
             yield 3
+
+        def interrupt():
+            gate.await_()
+            until_main_sleeps()
+            os.kill(os.getpid(), signal.SIGINT)
 
         if __name__ == "__main__":
             gpunb.init(num_cpus=2, num_gpus=0, preload=())
             generator = slow.remote()
             print(gpunb.get(next(generator)))
             try:
-                (folder / "pid").write_text(str(os.getpid()))
+                threading.Thread(target=interrupt).start()
                 next(generator)
             except KeyboardInterrupt:
                 print("stopped")
-            (folder / "open").touch()
+            gate.open()
             print([gpunb.get(ref) for ref in generator])
             print(gpunb.status()["objects"]["objects"])
     """
-    import signal
-
-    with running(text) as process:
-        (pid,) = begun(tmp_path / "pid")
-        time.sleep(0.1)
-        os.kill(pid, signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-    assert err == ""
-    assert out.split("\n")[:4] == ["1", "stopped", "[2, 3]", "0"]
+    done = script(text)
+    assert done.stderr == ""
+    assert done.stdout.split("\n")[:4] == ["1", "stopped", "[2, 3]", "0"]
 
 
 def test_a_timeout_of_get_on_what_it_gives(four, gate):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-import time
 
 import joblib
 import numpy as np
@@ -190,14 +189,13 @@ def test_an_interrupt_stops_running_batches(tmp_path):
 
     thread = threading.Thread(target=stop)
     thread.start()
-    begin = time.monotonic()
     with parallel_config("gpunb"), pytest.raises(KeyboardInterrupt):
         Parallel(batch_size=1)(delayed(gate.enter)(i) for i in range(6))
     thread.join()
     assert stopped.is_set()
-    assert time.monotonic() - begin < 20
     sessions.assert_idle()
     assert gate.count() == 2
+    assert not gate.is_open(), "the two would not have ended by themselves"
 
 
 def stop(x):

@@ -11,6 +11,7 @@ import pytest
 
 import gpunb
 from gpunb.exceptions import GpunbError, ObjectLostError
+from gpunb.protocol import backend
 from tests.sessions import PATIENCE, assert_idle, eventually, script
 
 
@@ -100,10 +101,25 @@ def test_shutdown_ends_running_and_waiting_work(start, tmp_path):
     assert "shut down" in str(caught[0])
 
 
-def test_a_session_that_slept_wakes_up(start):
-    start(num_gpus=1)
-    time.sleep(0.6)  # longer than any timer of a start: the loop sleeps without limit now
-    assert get(same.remote(1), timeout=5) == 1
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_session_that_sleeps_without_limit_wakes_up(start, method):
+    start(num_gpus=1, start_method=method)
+    assert get(same.remote(1)) == 1
+    session = backend.current()
+    loop, pool = session.loop, session.engine.pool
+
+    def at_rest():
+        prepared = len(pool._standbys) == pool._standby_count and not pool._refilling
+        return prepared and all(each.ready for each in pool._all.values())
+
+    def without_limit():
+        if loop._timers:  # what wakes it from time to time
+            session.on_loop(loop._timers.clear)
+        return loop._asleep and loop._sleeps_until == math.inf and not loop._lingers
+
+    eventually(at_rest, "no process will say that it has started")
+    eventually(without_limit, "it sleeps without limit")
+    assert get(same.remote(2)) == 2
 
 
 def test_num_gpus_and_num_cpus_come_from_the_environment(start, monkeypatch):

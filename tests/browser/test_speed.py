@@ -25,7 +25,7 @@ import time
 def nothing(): pass
 for _ in range({CHANGES}):
     gpunb.get(gpunb.remote(num_gpus=0.5)(nothing).remote())
-    time.sleep(0.7)  # updates that follow each other are put together
+    time.sleep(0.7)  # by the clock: updates that follow each other are put together
 """
 
 WATCH = """

@@ -46,7 +46,7 @@ def settled(card: Any, least: int) -> int:
         now = used(card)
         if now < least:
             return 0
-        time.sleep(0.2)
+        time.sleep(0.2)  # by the clock: two readings of the driver must be the same
         return now if used(card) == now else 0
 
     found: int = eventually(same, f"{least} bytes in use")

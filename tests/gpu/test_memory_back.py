@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -94,7 +93,6 @@ def test_after_a_kill_of_the_kernel(card: Any, record_property: Any) -> None:
         kernel.stdin.flush()
         assert kernel.stdout.readline() == "holds\n", kernel.stderr.read()
         eventually(lambda: used(card) >= before + SIZE, "the memory is taken")
-        time.sleep(0.1)
         os.kill(kernel.pid, signal.SIGKILL)
         took = seconds_until_back(card, before)
     record_property("memory is back after a kill of the kernel [s]", round(took, 3))

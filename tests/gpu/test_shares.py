@@ -41,22 +41,24 @@ def facts(ref: gpunb.ObjectRef) -> dict[str, Any]:
     return jobs[ref.id[0]]
 
 
-def test_four_quarters_at_once_each_within_its_own(begin, card):
+def test_four_quarters_at_once_each_within_its_own(begin, card, tmp_path):
     begin()
+    gate = Gate(tmp_path)
 
     @gpunb.remote(num_gpus=0.25)
-    def most() -> tuple[float, float]:
+    def most(number: int) -> int:
         import torch
 
-        start = time.time()
         block = torch.empty(int(card.memory * 0.15), dtype=torch.uint8, device="cuda")
         block.fill_(1)
         torch.cuda.synchronize()
-        time.sleep(3)
-        return start, time.time()
+        gate.enter(number)
+        return int(block[-1])
 
-    spans = gpunb.get([most.remote() for _ in range(4)])
-    assert max(start for start, _ in spans) < min(end for _, end in spans), "not at once"
+    refs = [most.remote(number) for number in range(4)]
+    eventually(lambda: gate.count() == 4, "all four have their memory at once")
+    gate.open()
+    assert gpunb.get(refs) == [1, 1, 1, 1]
 
 
 def test_one_that_asks_for_more_than_its_share_fails_alone(begin, card):

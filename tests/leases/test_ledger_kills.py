@@ -65,7 +65,7 @@ SESSION = """
             open(os.path.join(folder, "twice"), "w").close()
         with open(os.path.join(folder, "used"), "a") as file:
             file.write("%d\\n" % os.getppid())
-        time.sleep(0.01)
+        time.sleep(0.01)  # by the clock: so long whoever has the share too can meet this one
         os.close(seats)
 
     with open(folder / "begun", "a") as file:

@@ -24,6 +24,21 @@ import gpunb
 gpunb.init(num_cpus=2, num_gpus=2)
 """
 
+_SAYS_WHEN_IT_WAITS = """
+def say_when_it_waits():
+    import _thread, sys, threading, time
+
+    # The functions of Python, of gpunb and of a loop in which the main thread waits.
+    main, names = threading.main_thread().ident, ("wait", "select", "next")
+
+    def look():
+        while sys._current_frames()[main].f_code.co_name.strip("_") not in names:
+            time.sleep(0.005)
+        print("it waits", flush=True)
+
+    _thread.start_new_thread(look, ())
+"""
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _KERNEL = "GPUNB_TEST_KERNEL"
 _OUTPUTS = ("stream", "display_data", "update_display_data", "execute_result", "clear_output")
@@ -168,6 +183,13 @@ class Kernel:
     def shows(self, result: Result, text: str, stream: str = "stdout") -> None:
         """Wait until a cell has written this text."""
         self.until(lambda: text in result.text(stream), result)
+
+    def waits(self, code: str) -> Result:
+        """Send a cell that ends with a wait, and return when the kernel waits there."""
+        self.ok(_SAYS_WHEN_IT_WAITS)
+        result = self.start(f"say_when_it_waits()\n{code}")
+        self.shows(result, "it waits")
+        return result
 
     def late(self, true: Any, within: float = PATIENCE) -> None:
         """Take in what comes late, to cells that are over, until the condition holds."""

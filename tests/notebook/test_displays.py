@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.notebook.kernels import Kernel
+from tests.waiting import Gate
 
 pytestmark = pytest.mark.kernel
 
 BACKGROUND = """
 %%gpu 0.5 --bg
-import time
-time.sleep(1)
+from pathlib import Path
+from tests.waiting import Gate
+Gate(Path({folder!r})).enter()
 survivor = 'here'
 """
 
@@ -65,11 +69,17 @@ def test_a_display_of_plain_kinds_is_shown(cell: Kernel, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_display_that_cannot_be_sent_is_an_error_of_its_cell(cell: Kernel, case: str) -> None:
-    cell.ok(BACKGROUND.strip())
+def test_a_display_that_cannot_be_sent_is_an_error_of_its_cell(
+    cell: Kernel, case: str, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path)
+    cell.ok("%config GpuMagics.headless = False")
+    cell.ok(BACKGROUND.strip().format(folder=str(tmp_path)))
+    gate.await_()
     result = cell(GPU + REFUSED[case])
     assert result.ename == "TypeError"
     assert "cannot be displayed" in result.evalue
+    gate.open()
     cell.ok("%gpu wait")
     assert cell.value("survivor") == "here"
     cell.ok("del survivor")

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,7 +215,7 @@ def test_an_out_of_memory_error_names_the_share_that_is_free_again(shell: Any) -
         assert notebook_cell.lines_of(raised) == [f"OutOfMemoryError: {first}{share}\n{last}"]
 
 
-def test_in_a_terminal_output_is_shown_at_the_next_prompt(shell: Any) -> None:
+def test_in_a_terminal_output_is_shown_at_the_next_prompt(shell: Any, tmp_path: Path) -> None:
     def shown(code: str) -> Any:
         with capture_output() as captured:
             result = shell.run_cell(code, store_history=True)
@@ -236,8 +237,12 @@ def test_in_a_terminal_output_is_shown_at_the_next_prompt(shell: Any) -> None:
     _, seen = shown("print('own')")
     assert plain(seen.stderr).count("ZeroDivisionError: division by zero") == 1
     assert failing.state == "failed"
-    waiting = shown("%%gpu --bg\nimport time\ntime.sleep(0.3)\nthere = 4")[0].result
+    gate = tmp_path / "open"
+    waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)"
+    waiting = shown(f"%%gpu --bg\n{waits}\nthere = 4")[0].result
     shown("%reload_ext gpunb")
+    assert not waiting.done()
+    gate.touch()
     shown("%gpu wait")
     assert shell.user_ns["there"] == 4
     assert waiting.done()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.notebook.kernels import Kernel, Result
-from tests.waiting import PATIENCE, eventually
+from tests.waiting import PATIENCE, Gate, eventually
 
 pytestmark = pytest.mark.kernel
 
@@ -74,16 +75,48 @@ def test_the_end_of_the_input_is_an_error_of_the_cell(cell: Kernel) -> None:
     assert "gpunb/" not in running.traceback
 
 
+SLOW_USER = """
+def slow_user():
+    # Each answer takes an hour of the clock of the kernel's main thread.
+    import time, types
+    from gpunb.notebook import foreground
+
+    hours, ask, grace = [], foreground._User.ask, foreground.GRACE
+
+    def slowly(*arguments, **named):
+        ask(*arguments, **named)
+        hours.append(1)
+
+    def undo():
+        foreground.time, foreground._User.ask, foreground.GRACE = time, ask, grace
+
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * len(hours))
+    foreground.time, foreground._User.ask, foreground.GRACE = clock, slowly, 600
+    return undo
+undo = slow_user()
+"""
+
+
+@contextmanager
+def slow_user(cell: Kernel) -> Iterator[None]:
+    """After Stop a cell has ten minutes to end by itself, and each answer takes an hour."""
+    cell.ok(SLOW_USER)
+    try:
+        yield
+    finally:
+        cell.ok("undo()")
+
+
 def test_stop_ends_a_question(cell: Kernel) -> None:
-    running = start(cell, "%%gpu 0.5\ninput('? ')")
-    asked(cell)
-    begun = time.monotonic()
-    cell.interrupt()
-    cell.finish(running)
+    """It ends by itself, long before its process would be killed."""
+    with slow_user(cell):
+        running = start(cell, "%%gpu 0.5\ninput('? ')")
+        asked(cell)
+        cell.interrupt()
+        cell.finish(running)
     assert running.ename == "KeyboardInterrupt"
     assert "----> 2 input('? ')" in running.traceback
     assert "gpunb/" not in running.traceback
-    assert time.monotonic() - begun < 3
 
 
 def test_a_cell_may_ask_again_after_stop(cell: Kernel) -> None:
@@ -97,30 +130,36 @@ def test_a_cell_may_ask_again_after_stop(cell: Kernel) -> None:
     assert cell.value("answer") == "yes"
 
 
-def test_a_second_question_after_stop_has_no_time_limit(cell: Kernel) -> None:
+def test_a_second_question_after_stop_has_no_time_limit(cell: Kernel, tmp_path: Path) -> None:
     """Longer than a cell has to end after Stop."""
-    cell.ok("import gpunb.notebook.foreground as following\nfollowing.GRACE, before = 0.5, 5.0")
+    gate = Gate(tmp_path)
     code = (
-        "import time\ntry: input('? ')\nexcept KeyboardInterrupt: answer = input('really? ')\n"
-        "time.sleep(0.2)\nafterwards = answer"
+        "from pathlib import Path\nfrom tests.waiting import Gate\n"
+        "try: input('? ')\nexcept KeyboardInterrupt: answer = input('really? ')\n"
+        f"print('goes on', flush=True)\nGate(Path({str(tmp_path)!r})).enter()\nafterwards = answer"
     )
-    try:
+    with slow_user(cell):
         running = start(cell, f"%%gpu 0.5\n{code}")
         asked(cell)
         cell.interrupt()
         asked(cell)
-        time.sleep(1)
         cell.client.input("yes")
+        cell.shows(running, "goes on")  # the kernel has looked at its clock since the answer
+        gate.open()
         cell.finish(running)
-        assert cell.value("afterwards") == "yes"
-    finally:
-        cell.ok("following.GRACE = before")
+    assert cell.value("afterwards") == "yes"
 
 
-def test_a_question_ends_with_its_worker(cell: Kernel) -> None:
-    code = "import os, threading\nthreading.Timer(0.3, os._exit, (7,)).start()\ninput('? ')"
+def test_a_question_ends_with_its_worker(cell: Kernel, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    code = (
+        "import os, threading\nfrom pathlib import Path\nfrom tests.waiting import Gate\n"
+        f"def end():\n    Gate(Path({str(tmp_path)!r})).enter()\n    os._exit(7)\n"
+        "threading.Thread(target=end).start()\ninput('? ')"
+    )
     running = start(cell, f"%%gpu 0.5\n{code}")
     asked(cell)
+    gate.open()
     cell.finish(running)
     assert running.status == "error"
     assert "exit" in running.traceback

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.notebook.kernels import Kernel, Result
-from tests.waiting import PATIENCE, eventually
+from tests.waiting import PATIENCE, Gate, eventually
 
 pytestmark = pytest.mark.kernel
 
@@ -147,21 +147,26 @@ def test_a_slider_moves_and_is_echoed_under_the_message_that_moved_it(cell: Kern
     assert answer["parent_header"]["msg_id"] == sent
 
 
-def test_a_cell_waits_for_a_result_and_its_button_works(cell: Kernel) -> None:
+def test_a_cell_waits_for_a_result_and_its_button_works(cell: Kernel, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
     running = cell.start(
-        f"%%gpu 0.5 --out none\n{CLICKED}\n"
-        "@gpunb.remote(num_cpus=0)\ndef slow():\n    import time; time.sleep(1.5); return 5\n"
+        f"%%gpu 0.5 --out none\n{CLICKED}\nfrom pathlib import Path\n"
+        "from tests.waiting import Gate\n@gpunb.remote(num_cpus=0)\n"
+        f"def slow():\n    Gate(Path({str(tmp_path)!r})).enter()\n    return 5\n"
         "ref = slow.remote()\nprint('ready', flush=True)\nprint(gpunb.get(ref), clicked.is_set())"
     )
     cell.shows(running, "ready")
+    gate.await_()
     click(cell, model(cell, "Button")[0])
+    cell.shows(running, "handled")
+    gate.open()
     cell.finish(running)
     assert running, running.traceback
     assert "handled\n" in running.stdout
     assert running.stdout.endswith("5 True\n")
 
 
-def test_in_the_background_widgets_talk_to_their_own_cell(cell: Kernel) -> None:
+def test_in_the_background_widgets_talk_to_their_own_cell(cell: Kernel, tmp_path: Path) -> None:
     cell.ok("%config GpuMagics.headless = False")
     running = cell.ok(
         f"%%gpu 0.5 --bg --out none\n{CLICKED}\ndisplay(button)\nprint('ready', flush=True)\n"
@@ -170,8 +175,14 @@ def test_in_the_background_widgets_talk_to_their_own_cell(cell: Kernel) -> None:
     cell.shows(running, "ready")
     ident, button = model(cell, "Button")
     assert button.opened["parent_header"]["msg_id"] == running.ident
-    other = cell.start("import time; time.sleep(0.3)")
+    gate = Gate(tmp_path)
+    other = cell.start(
+        "from pathlib import Path\nfrom tests.waiting import Gate\n"
+        f"Gate(Path({str(tmp_path)!r})).enter()"
+    )
+    gate.await_()
     click(cell, ident)
+    gate.open()
     cell.shows(running, "handled")
     assert model(cell, "Label")[1].state["value"] == "clicked"
     cell.finish(other)
@@ -361,7 +372,7 @@ def test_an_interrupted_cell_of_a_session_keeps_its_widgets(cell: Kernel) -> Non
     )
     try:
         cell.shows(running, "ready")
-        time.sleep(0.2)
+        cell.until(lambda: len(model(cell, "Label")[1].messages) > 2, running)
         cell.interrupt()
         cell.finish(running)
         assert running.ename == "KeyboardInterrupt"

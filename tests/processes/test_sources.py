@@ -102,13 +102,13 @@ KERNEL = """
 
     @gpunb.remote(num_gpus=1)
     def sleep():
-        child = subprocess.Popen(["sleep", "100"])
-        daemon = subprocess.Popen(["sleep", "100"], start_new_session=True)
+        child = subprocess.Popen(["sleep", "1000"])
+        daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         if os.fork() == 0:
             os.setsid()
-            time.sleep(100)
+            time.sleep(1000)
         print("begun", flush=True)
-        time.sleep(100)
+        time.sleep(1000)
 
     if __name__ == "__main__":
         gpunb.init(num_gpus=1, num_cpus=1, start_method={method!r}, preload={preload})
@@ -126,9 +126,7 @@ def test_killed_kernel_leaves_no_processes(preload):
         left = set(marked()) - before - {kernel.pid}
         assert len(left) >= 6
         kernel.kill()
-        killed = time.monotonic()
-        eventually(lambda: not any(map(alive, left)), "all are gone", within=5)
-        assert time.monotonic() - killed < 3
+        eventually(lambda: not any(map(alive, left)), "all are gone")
     assert set(marked()) <= before
 
 
@@ -142,7 +140,7 @@ def test_kernel_that_exits_with_running_tasks_leaves_no_processes():
         kernel.stdin.flush()
         assert kernel.wait(PATIENCE) == 0
         assert kernel.stderr.read() == ""
-    eventually(lambda: set(marked()) <= before, "all are gone", within=3)
+    eventually(lambda: set(marked()) <= before, "all are gone")
 
 
 # ---------------------------------------------------------------------------------------- preload
@@ -255,9 +253,8 @@ INTERRUPTED = """
         signal.signal(signal.SIGINT, lambda *_: None)  # to ignore it would be inherited
         gpunb.init(num_gpus=2, num_cpus=1, start_method={method!r}, preload=["json"])
         refs = [work.remote() for _ in range(4)]
-        for _ in range(60):
+        while len(gpunb.wait(refs, num_returns=4, timeout=0.01)[0]) < 4:
             os.killpg(0, signal.SIGINT)
-            time.sleep(0.01)
         print(gpunb.get(refs), flush=True)
 """
 

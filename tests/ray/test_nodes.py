@@ -197,7 +197,7 @@ def test_another_program_joins_the_cluster_as_it_is(nodes: Any) -> None:
         print(gpunb.get(late), gpunb.cluster_resources()["GPU"] >= 2)
         gpunb.remote(print).remote("not waited for")
     import ray, time
-    time.sleep(1)
+    time.sleep(1)  # by the clock: nothing says that nobody asks Ray any more
     print(ray.is_initialized())
     """
     done = script(text, env={"RAY_ADDRESS": nodes.cluster.address})

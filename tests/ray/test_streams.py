@@ -30,7 +30,7 @@ class AsyncCounter:
     async def count(self) -> AsyncIterator[int]:
         for number in range(100_000):
             yield number
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)  # by the clock: the pace of the stream
 
     async def answer(self) -> int:
         return 42
@@ -39,7 +39,7 @@ class AsyncCounter:
 def numbers() -> Iterator[int]:
     for number in range(100_000):
         yield number
-        time.sleep(0.002)
+        time.sleep(0.002)  # by the clock: the pace of the stream
 
 
 def drain(stream: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import hypothesis.strategies as st
 import pytest
@@ -14,6 +13,7 @@ from gpunb.scheduler.policy import Policy
 from gpunb.scheduler.scheduler import Scheduler
 from gpunb.scheduler.tasks import ActorDied, Deadlocked, Raised, TaskId, TaskSpec, UpstreamFailed
 from tests.scheduler.conftest import MakeWorld
+from tests.scheduler.steps import Id, lines_of
 from tests.scheduler.world import World, acts, ask, machine
 
 EXAMPLES = int(os.environ.get("GPUNB_EXAMPLES") or 400)
@@ -465,21 +465,26 @@ def test_outdated_timers_of_checks_are_dropped(core: MakeWorld) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_check_of_many_waiting_tasks_is_fast(share: float) -> None:
+def test_the_cost_of_a_check_grows_no_faster_than_the_waiting_tasks(share: float) -> None:
     """Whether the children fit or all lack the parent's device."""
+    assert cost_of_check(4000, share) < 1.1 * cost_of_check(500, share)
+
+
+def cost_of_check(count: int, share: float) -> float:
+    """The lines of Python that it takes for each of so many waiting tasks."""
     scheduler = Scheduler(machine(gpus=1, cpus=1), Policy(age=1e9))
     device, child = TaskSpec("d", ask(gpus=1), max_calls=1), TaskSpec("c", ask(gpus=share, cpus=1))
-    count = 50_000
     scheduler.handle(ev.Submitted(0, device), 0.0)
     scheduler.handle(ev.Submitted(1, device), 0.0)
-    for at in range(2, count):
-        scheduler.handle(ev.Submitted(at, child, parent=0), 0.0)
-    scheduler.handle(ev.Blocked(0, 1, tuple(range(2, count)), count - 2), 0.0)
-    start = time.perf_counter()
-    decisions = scheduler.handle(ev.TimeReached(), 0.25)
-    assert time.perf_counter() - start < 2
+    children = tuple(Id(each) for each in range(2, count))
+    for each in children:
+        scheduler.handle(ev.Submitted(each, child, parent=0), 0.0)
+    scheduler.handle(ev.Blocked(0, 1, children, len(children)), 0.0)
+    decisions: list[ev.Decision] = []
+    lines = lines_of(lambda: decisions.extend(scheduler.handle(ev.TimeReached(), 0.25)))
     settled = [each.task for each in decisions if isinstance(each, ev.Settle)]
     assert settled == ([count - 1] if share else [])
+    return lines / count
 
 
 # -------------------------------------------------------------------------------------- any order

@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import threading
-import time
 
 import pytest
 
@@ -30,12 +29,12 @@ def run(loop):
 
 def test_a_post_wakes_a_loop_that_sleeps_without_limit(loop):
     thread = run(loop)
-    time.sleep(0.05)
+    asleep(loop)
     received = threading.Event()
     loop.post(received.set)
-    assert received.wait(5)
+    assert received.wait(PATIENCE)
     loop.post(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -44,7 +43,7 @@ def test_timer_in_the_far_future_does_not_stop_the_loop(loop, when):
     loop.after(when, lambda: None)
     thread = run(loop)
     loop.post(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -62,7 +61,7 @@ def test_posts_from_many_threads_are_all_received(loop):
     for each in posters:
         each.join()
     loop.post(loop.stop)
-    thread.join(10)
+    thread.join(PATIENCE)
     assert len(received) == 8000
     names = [name for name, _ in received]
     assert [names.count(name) for name in range(4)] == [2000] * 4
@@ -141,7 +140,7 @@ def test_do_handles_the_item_on_the_callers_thread_while_the_loop_sleeps(loop):
     assert seen == [thread.ident, (threading.get_ident(), True)]
     assert not loop.mine()
     loop.do(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -154,7 +153,7 @@ def test_do_handles_earlier_posts_first(loop):
     eventually(lambda: len(seen) == 3)
     assert seen == ["before", "now", "after"]
     loop.post(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
 
 
 def test_do_posts_the_item_while_the_loop_works(loop):
@@ -169,7 +168,7 @@ def test_do_posts_the_item_while_the_loop_works(loop):
     eventually(lambda: seen)
     assert seen == [thread.ident]
     loop.post(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
 
 
 def test_timer_set_by_another_thread_wakes_the_loop(loop):
@@ -179,7 +178,7 @@ def test_timer_set_by_another_thread_wakes_the_loop(loop):
     loop.do(lambda: loop.after(0.01, rung.set))
     assert rung.wait(PATIENCE)
     loop.post(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
 
 
 def test_descriptor_unwatched_by_another_thread_is_not_called(loop):
@@ -191,14 +190,14 @@ def test_descriptor_unwatched_by_another_thread_is_not_called(loop):
     def swap():
         loop.watch(reader, lambda: called.append("first"))
         os.write(writer, b"x")  # the loop's thread wakes up, and has to wait for its turn
-        time.sleep(0.05)
+        eventually(lambda: not loop._asleep, "the loop's thread has woken up")
         loop.unwatch(reader)
         os.read(reader, 1)
         loop.watch(reader, lambda: called.append("second"))
 
     loop.do(swap)
     loop.do(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
     os.close(reader)
     os.close(writer)
     assert not called
@@ -232,7 +231,7 @@ def test_only_a_base_exception_ends_the_loop(loop, way):
     assert [type(each) for each in failed] == [ZeroDivisionError]
     assert not raised
     hand_in(ends)
-    thread.join(5)
+    thread.join(PATIENCE)
     assert len(raised) == 1
 
 
@@ -257,7 +256,7 @@ def test_a_descriptor_whose_callback_fails_is_not_watched_any_more(loop):
     os.write(its_writer, b"y")
     eventually(lambda: b"y" in called)
     loop.post(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
     for each in (reader, writer, other, its_writer):
         os.close(each)
     assert failed == [("this one", fails)]
@@ -272,7 +271,7 @@ def test_failed_timer_does_not_stop_other_timers(loop):
     loop.post(lambda: loop.after(0.001, lambda: called.append("later")))
     eventually(lambda: called)
     loop.post(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
     assert len(failed) == 1
 
 
@@ -288,7 +287,7 @@ def test_loop_goes_on_if_a_failure_cannot_be_reported(loop):
     loop.post(lambda: called.append("next"))
     eventually(lambda: called)
     loop.post(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -302,6 +301,8 @@ def test_turns_of_all_threads_exclude_each_other(loop):
         assert len(inside) == 1
         received[name].append(number)
         loop.post_lazily(lambda: None)
+        if number % 20 == 0:
+            os.sched_yield()  # lets another thread in, if nothing else keeps it out
         inside.pop()
 
     def hand_in(name):
@@ -309,7 +310,7 @@ def test_turns_of_all_threads_exclude_each_other(loop):
             give = (loop.do, loop.post, loop.post_lazily)[number * (name + 1) % 3]
             give(functools.partial(work, name, number))
             if number % 50 == 0:
-                time.sleep(0.0005)
+                eventually(lambda: loop._asleep, "the loop has nothing to do for a moment")
 
     posters = [threading.Thread(target=hand_in, args=(name,)) for name in range(4)]
     for each in posters:
@@ -319,4 +320,4 @@ def test_turns_of_all_threads_exclude_each_other(loop):
     eventually(lambda: all(len(each) == 1500 for each in received.values()))
     assert all(each == list(range(1500)) for each in received.values())
     loop.post(loop.stop)
-    thread.join(5)
+    thread.join(PATIENCE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 import gpunb
 from gpunb.exceptions import ActorUnavailableError
@@ -107,10 +106,3 @@ def same(value):
 @gpunb.remote
 def use(handle, n=1):
     return gpunb.get(handle.add.remote(n))
-
-
-def assert_still(true, seconds=0.1):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        assert true()
-        time.sleep(0.01)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import threading
-import time
 
 import pytest
 
@@ -247,18 +247,23 @@ def test_handles_in_closures_globals_and_put(four):
     assert get(gpunb.remote(lambda method: gpunb.get(method.remote())).remote(counter.add)) == 4
 
 
-def test_objects_that_only_the_code_refers_to_stay_alive(four):
+def test_objects_that_only_the_code_refers_to_stay_alive(four, gate):
     def make():
         counter, ref, held = Counter.remote(3), gpunb.put("ref"), [same.remote("same")]
 
         @gpunb.remote
         def look():
-            time.sleep(0.05)
+            gate.enter()
             return gpunb.get([counter.add.remote(), ref, *held])
 
         return look.remote()
 
-    assert get(make()) == [4, "ref", "same"]
+    looked = make()
+    gc.collect()
+    gate.await_()
+    assert get(same.remote("behind")) == "behind"  # the session has let go of what was dropped
+    gate.open()
+    assert get(looked) == [4, "ref", "same"]
 
 
 def test_a_handle_that_only_a_worker_holds_keeps_the_actor(four, gate):

@@ -17,6 +17,9 @@ from tests.waiting import PATIENCE, eventually
 
 echo = print  # what the code in workers does
 
+BESIDE = {"beside": 1}
+"""A concurrency group for a call that comes after the others, and does not wait for their end."""
+
 
 class Several:
     def __init__(self):
@@ -60,11 +63,12 @@ class Several:
 
 
 def test_threads_really_run_at_once(four, gate):
-    several = gpunb.remote(max_concurrency=4)(Several).remote()
+    several = gpunb.remote(max_concurrency=4, concurrency_groups=BESIDE)(Several).remote()
     refs = [several.hold.remote(gate, i) for i in range(6)]
     for i in range(4):
         gate.await_(i)
-    time.sleep(0.05)
+    # It goes the same way behind the other two, and does not wait for the four.
+    assert get(several.peak.options(concurrency_group="beside").remote()) == 4
     assert not gate.came(4)
     gate.open()
     found = get(refs)
@@ -100,7 +104,7 @@ def test_a_thread_can_ask_whether_it_was_cancelled(four, gate):
 class Async:
     def __init__(self):
         self.inside = 0
-        self.most = 0
+        self.all = asyncio.Event()
         self.log = []
         self.loop = asyncio.get_running_loop()
 
@@ -108,12 +112,15 @@ class Async:
         await gate.enter_async(name)
         return gpunb.get_runtime_context().get_task_id()
 
-    async def sleep(self, seconds):
+    async def meet(self, number):
         self.inside += 1
-        self.most = max(self.most, self.inside)
+        if self.inside == number:
+            self.all.set()
+        await self.all.wait()
+        return self.inside
+
+    async def sleep(self, seconds):
         await asyncio.sleep(seconds)
-        self.inside -= 1
-        return self.most
 
     def plain(self, x):
         assert asyncio.get_running_loop() is self.loop
@@ -146,9 +153,9 @@ class Async:
         except asyncio.CancelledError:
             return "went on"
 
-    async def forget(self, text):
+    async def forget(self, gate, text):
         async def later():
-            await asyncio.sleep(0.05)
+            await gate.enter_async("later")
             self.log.append(text)
             echo(text, flush=True)
 
@@ -185,15 +192,18 @@ def test_coroutines_run_at_once(four, gate):
 
 def test_a_thousand_coroutines_run_at_once(four):
     actor = AsyncActor.remote()
-    begin = time.monotonic()
-    found = get([actor.sleep.remote(0.5) for _ in range(1000)], 30)
-    assert time.monotonic() - begin < 10
-    assert max(found) > 300
+    assert get([actor.meet.remote(1000) for _ in range(1000)]) == [1000] * 1000
 
 
-def test_coroutines_keep_max_concurrency(four):
-    actor = AsyncActor.options(max_concurrency=3).remote()
-    assert max(get([actor.sleep.remote(0.01) for _ in range(12)])) == 3
+def test_coroutines_keep_max_concurrency(four, gate):
+    actor = gpunb.remote(max_concurrency=3, concurrency_groups=BESIDE)(Async).remote()
+    refs = [actor.hold.remote(gate, n) for n in range(12)]
+    for n in range(3):
+        gate.await_(n)
+    get(actor.pid.options(concurrency_group="beside").remote())
+    assert gate.count() == 3
+    gate.open()
+    assert get(refs) == [ref.task_id for ref in refs]
 
 
 def test_coroutines_fail_separately(four):
@@ -296,9 +306,12 @@ def test_cancel_a_method_at_every_moment(four, threads):
     assert get(value) == [1]
 
 
-def test_a_coroutine_left_in_the_background_runs_on_and_prints(four, console):
+def test_a_coroutine_left_in_the_background_runs_on_and_prints(four, gate, console):
     actor = AsyncActor.remote()
-    get(actor.forget.remote("from the background"))
+    get(actor.forget.remote(gate, "from the background"))
+    gate.await_("later")
+    assert get(actor.logged.remote()) == []
+    gate.open()
     eventually(lambda: get(actor.logged.remote()) == ["from the background"])
     pid = get(actor.pid.remote())
     eventually(lambda: "from the background" in "".join(console))
@@ -378,24 +391,29 @@ def test_a_forked_child_that_returns_from_its_call_ends(four, console, kind):
     eventually(lambda: "from the child" in "".join(console))
 
 
-def test_threads_that_a_call_started_run_on_after_it(four, console):
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("when", ["beside the next call", "between the calls"])
+def test_threads_that_a_call_started_run_on_after_it(four, gate, console, concurrency, when):
     class Leaves:
-        def leave(self):
+        def leave(self, gate):
             def work():
-                time.sleep(0.05)
+                gate.enter("thread")
                 self.late = gpunb.get(same.remote(5))
                 echo("late", self.late)
 
             self.thread = threading.Thread(target=work)
             self.thread.start()
 
-        def join(self):
+        def join(self, gate):
+            gate.open()
             self.thread.join(PATIENCE)
             return self.late
 
-    for concurrency in (1, 2):
-        actor = gpunb.remote(Leaves).options(max_concurrency=concurrency).remote()
-        get(actor.leave.remote())
-        time.sleep(0.2 * (concurrency - 1))
-        assert get(actor.join.remote()) == 5
-    eventually(lambda: "".join(console).count("late 5\n") == 2)
+    actor = gpunb.remote(Leaves).options(max_concurrency=concurrency).remote()
+    get(actor.leave.remote(gate))
+    gate.await_("thread")
+    if when == "between the calls":
+        gate.open()
+        eventually(lambda: "late 5\n" in "".join(console))
+    assert get(actor.join.remote(gate)) == 5
+    eventually(lambda: "".join(console).count("late 5\n") == 1)

@@ -234,7 +234,7 @@ def test_constructor_that_crashes_ends_with_the_last_handle(four, tmp_path):
     begin = time.monotonic()
     actor = Crashes.remote(tmp_path / "tries")
     eventually(lambda: (tmp_path / "tries").exists() and len((tmp_path / "tries").read_text()) > 2)
-    assert time.monotonic() - begin >= 0.3  # two pauses
+    assert time.monotonic() - begin >= 0.3  # by the clock: two pauses, which no load makes shorter
     del actor
     eventually(lambda: not gpunb.status()["actors"], "it has ended")
 

@@ -6,7 +6,7 @@ import pytest
 
 import gpunb
 from gpunb.exceptions import ActorDiedError
-from tests.api.actors.counter import Counter, assert_still, get, gone
+from tests.api.actors.counter import Counter, get, gone
 from tests.sessions import alive
 
 
@@ -111,7 +111,11 @@ def test_a_detached_actor_lives_without_handles(four):
         return get(counter.pid.remote())
 
     pid = make()
-    assert_still(lambda: alive(pid))
+    other = Counter.remote()
+    later = get(other.pid.remote())
+    del other
+    gone(later)  # its handle went the same way behind that of the detached one
+    assert alive(pid)
     counter = gpunb.get_actor("daemon")
     assert get(counter.add.remote()) == 2
     gpunb.kill(counter)

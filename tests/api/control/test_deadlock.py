@@ -85,6 +85,22 @@ class Several:
         self.helper = None
 
 
+@gpunb.remote
+class Self:
+    def outer(self):
+        me = gpunb.get_runtime_context().current_actor
+        return gpunb.get(me.inner.remote())
+
+    def inner(self):
+        return 1
+
+
+def look_for_deadlocks():
+    """One that began later is found: whoever else waits for ever would have been found with it."""
+    with pytest.raises(DeadlockError):
+        get(Self.remote().outer.remote())
+
+
 @gpunb.remote(num_gpus=1)
 class Pinned:
     def here(self):
@@ -97,30 +113,37 @@ def test_no_false_alarm_while_another_coroutine_can_release(two, gate):
     release = several.release.remote()
     gate.await_("release")
     call = several.ask.remote(1)
-    assert gpunb.wait([call], timeout=0.8) == ([], [call])
+    look_for_deadlocks()
+    assert gpunb.wait([call], timeout=0) == ([], [call])
     gate.open()
     get(release)
     assert len(get(call)) == 1
 
 
-def test_no_false_alarm_when_a_coroutine_may_do_something_else(two):
+def test_no_false_alarm_when_a_coroutine_may_do_something_else(two, gate):
     """It is waited for the first of two, one of which needs what the task holds."""
 
-    async def first(child):
+    async def beside():
+        await gate.enter_async("beside")
+        return "opened"
 
+    async def first(child):
         waits = asyncio.ensure_future(_wait_for(child))
-        sleeps = asyncio.create_task(asyncio.sleep(0.8, "awake"))
-        done, _ = await asyncio.wait([waits, sleeps], return_when="FIRST_COMPLETED")
+        opened = asyncio.create_task(beside())
+        done, _ = await asyncio.wait([waits, opened], return_when="FIRST_COMPLETED")
         return [each.result() for each in done]
 
     @gpunb.remote(num_gpus=2)
     def outer():
-
         child = on_gpu.remote()
         return asyncio.run(first(child)), [child]
 
-    result, (child,) = get(outer.remote())
-    assert result == ["awake"]
+    ref = outer.remote()
+    gate.await_("beside")
+    look_for_deadlocks()
+    gate.open()
+    result, (child,) = get(ref)
+    assert result == ["opened"]
     assert get(child) == [0]
 
 
@@ -152,15 +175,6 @@ def test_a_deadlock_through_actors_is_found(two):
 
 
 def test_an_actor_that_waits_for_itself_gets_a_deadlock_error(two):
-    @gpunb.remote
-    class Self:
-        def outer(self):
-            me = gpunb.get_runtime_context().current_actor
-            return gpunb.get(me.inner.remote())
-
-        def inner(self):
-            return 1
-
     with pytest.raises(DeadlockError):
         get(Self.remote().outer.remote())
     assert get(Self.options(max_concurrency=2).remote().outer.remote()) == 1
@@ -176,7 +190,8 @@ def test_no_false_alarm_when_somebody_else_will_free_it(two, gate):
     gate.await_("holder")
     ref = outer.remote(gate)
     gate.await_("outer")
-    assert gpunb.wait([ref], timeout=0.8) == ([], [ref])
+    look_for_deadlocks()
+    assert gpunb.wait([ref], timeout=0) == ([], [ref])
     gate.open()
     assert get(holder) == "holder"
     assert len(get(ref)) == 1

@@ -114,7 +114,8 @@ def test_cancelling_an_await_does_not_cancel_the_task(two, gate):
 
     async def main():
         waits = [asyncio.ensure_future(_wait_for(each)) for each in (ref, actor_ref)]
-        await asyncio.sleep(0.05)
+        for name in ("held", "actor"):  # it also lets the waits begin
+            await asyncio.to_thread(gate.await_, name)
         for each in waits:
             each.cancel()
         return await asyncio.gather(*waits, return_exceptions=True)
@@ -158,7 +159,7 @@ def test_a_loop_can_be_closed_while_it_waits(two, gate):
 
     async def main():
         asyncio.ensure_future(_wait_for(ref))  # noqa: RUF006 - it is left on purpose
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(gate.await_, "held")  # it also lets the wait begin
 
     asyncio.run(main())
     gate.open()

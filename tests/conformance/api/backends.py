@@ -10,14 +10,16 @@ import atexit
 import gc
 import importlib
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 BACKEND = os.environ.get("GPUNB_CONFORMANCE_BACKEND", "gpunb")
 KNOWN = ("gpunb", "ray", "head", "gpunb-on-ray")
@@ -196,17 +198,52 @@ def script(text: str, **env: str) -> str:
 
 def run(text: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A program that may fail."""
-    variables = {name: value for name, value in os.environ.items() if not _is_reported(name)}
-    variables |= {"PYTHONPATH": str(ROOT), "RAY_COLOR_PREFIX": "0", **env}
-    head = f"import {BACKEND} as ray\n"
     return subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(text)],
-        env=variables,
+        _command(text),
+        env=_variables(env),
         text=True,
         capture_output=True,
         timeout=100,
         check=False,
     )
+
+
+def script_that_shows(pattern: str, count: int, text: str, **env: str) -> str:
+    """What a program prints that waits for the end of its input, which comes when so many of the
+    lines that it printed have the pattern. Ray prints what its tasks print a little later."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        with out.open("wb") as printed, err.open("wb") as complaints:
+            process = subprocess.Popen(
+                _command(text),
+                env=_variables({"PYTHONUNBUFFERED": "1", **env}),
+                stdin=subprocess.PIPE,
+                stdout=printed,
+                stderr=complaints,
+            )
+
+        def enough() -> bool:
+            found = re.findall(pattern, out.read_text(), re.MULTILINE)
+            return len(found) >= count or process.poll() is not None
+
+        try:
+            eventually(enough, f"{count} lines with {pattern}", within=100)
+            process.communicate(timeout=100)
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        assert process.returncode == 0, err.read_text()
+        return out.read_text()
+
+
+def _command(text: str) -> list[str]:
+    return [sys.executable, "-c", f"import {BACKEND} as ray\n" + textwrap.dedent(text)]
+
+
+def _variables(env: dict[str, str]) -> dict[str, str]:
+    known = {name: value for name, value in os.environ.items() if not _is_reported(name)}
+    return {**known, "PYTHONPATH": str(ROOT), "RAY_COLOR_PREFIX": "0", **env}
 
 
 def _is_reported(name: str) -> bool:

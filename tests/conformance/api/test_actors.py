@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 
 import pytest
 
@@ -227,7 +226,7 @@ def test_one_call_at_a_time(gate):
     counter = Counter.remote()
     first, second = counter.hold.remote(gate, "first"), counter.hold.remote(gate, "second")
     gate.await_("first")
-    time.sleep(0.1)
+    get(Counter.remote().add.remote())  # a later call, of another actor, went all the way
     assert not gate.came("second")
     gate.open()
     assert get([first, second]) == ["first", "second"]
@@ -860,7 +859,7 @@ def test_no_more_calls_at_once_than_allowed(gate):
     two = Two.remote()
     refs = [two.hold.remote(gate, name) for name in range(4)]
     eventually(lambda: gate.count() == 2)
-    time.sleep(0.1)
+    get(Counter.remote().add.remote())  # a later call, of another actor, went all the way
     assert gate.count() == 2
     gate.open()
     get(refs)

@@ -87,21 +87,26 @@ def test_a_slow_call_does_not_hold_up_the_others(gate):
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_no_more_calls_at_once_than_max_concurrency(limit):
+def test_no_more_calls_at_once_than_max_concurrency(gate, limit):
     @ray.remote
     class Counts:
         def __init__(self):
             self.now = self.most = 0
 
-        async def call(self):
+        async def call(self, gate, name):
             self.now += 1
             self.most = max(self.most, self.now)
-            await asyncio.sleep(0.02)
+            await gate.enter_async(name)
             self.now -= 1
             return self.most
 
     counts = Counts.options(max_concurrency=limit).remote()
-    assert max(get([counts.call.remote() for _ in range(6)])) == limit
+    refs = [counts.call.remote(gate, name) for name in range(6)]
+    eventually(lambda: gate.count() == limit)
+    get(Meets.remote().count.remote())  # a later call, of another actor, went all the way
+    assert gate.count() == limit
+    gate.open()
+    assert max(get(refs)) == limit
 
 
 def test_an_error_is_of_both_types():

@@ -132,7 +132,7 @@ def test_other_coroutines_run_while_one_awaits(gate):
     ref = hold.remote(gate)
 
     async def opens():
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(gate.await_)
         gate.open()
 
     async def main():

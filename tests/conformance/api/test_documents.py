@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import time
 
 import pytest
 
-from tests.conformance.api.backends import free, get, here, ray, script
+from tests.conformance.api.backends import free, get, here, ray, script_that_shows
 from tests.conformance.api.differences import differs
 from tests.waiting import PATIENCE, eventually
 
@@ -101,9 +100,12 @@ def test_the_task_of_the_design_note_returns_nothing():
 
 
 def test_the_actor_uses_the_first_gpu_and_the_task_the_second():
-    printed = script(
+    line = r"^\((\w+) pid=\d+\) (.*)$"
+    printed = script_that_shows(
+        line,
+        4,
         """
-        import os, time
+        import os, sys
         ray.init(num_gpus=2)
 
         @ray.remote(num_gpus=1)
@@ -120,11 +122,11 @@ def test_the_actor_uses_the_first_gpu_and_the_task_the_second():
         gpu_actor = GPUActor.remote()
         ray.get(gpu_actor.ping.remote())
         ray.get(use_gpu.remote())
-        time.sleep(1)  # Ray prints a little later
+        sys.stdin.read()
         """,
         RAY_DEDUP_LOGS="0",
     )
-    lines = re.findall(r"^\((\w+) pid=\d+\) (.*)$", printed, re.MULTILINE)
+    lines = re.findall(line, printed, re.MULTILINE)
     reported = {"ray.get_gpu_ids(): [{}]", "CUDA_VISIBLE_DEVICES: {}"}
     assert len(lines) == 4
     assert set(lines) == {
@@ -167,14 +169,19 @@ def test_an_actor_that_sets_the_variable_in_its_constructor():
 def test_an_actor_reserves_its_gpu_for_its_life():
     @ray.remote(num_gpus=1)
     class GPUActor:
-        def ping(self):
-            return "pong"
+        def ids(self):
+            return ray.get_gpu_ids()
+
+    @ray.remote(num_gpus=1)
+    def ids():
+        return ray.get_gpu_ids()
 
     actor = GPUActor.remote()
-    get(actor.ping.remote())
+    (mine,) = get(actor.ids.remote())
     eventually(lambda: free().get("GPU") == 1)
-    time.sleep(0.2)
-    assert free().get("GPU") == 1
+    # It has nothing to do, and nobody else gets its GPU.
+    assert [get(ids.remote()) for _ in range(4)] == [[1 - mine]] * 4
+    eventually(lambda: free().get("GPU") == 1)
     ray.kill(actor)
     eventually(lambda: free().get("GPU") == 2)
 

@@ -240,14 +240,17 @@ def ends_with(stream, error):
     return False
 
 
-def test_a_crash_is_the_last_item():
+def test_a_crash_is_the_last_item(gate):
     @ray.remote(max_retries=0)
-    def crash():
+    def crash(gate):
         yield 1
-        time.sleep(0.2)
+        gate.enter()
         os._exit(1)
 
-    refs = list(crash.remote())
+    stream = crash.remote(gate)
+    assert get(next(stream)) == 1
+    gate.open()
+    refs = list(stream)
     with pytest.raises(errors.Crashed):
         get(refs[-1])
 

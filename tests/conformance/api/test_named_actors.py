@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
-from tests.conformance.api.backends import errors, get, here, ray
+from tests.conformance.api.backends import alive, errors, get, here, ray
 from tests.conformance.api.differences import differs
 from tests.waiting import eventually
 
@@ -141,7 +140,10 @@ def test_a_handle_from_a_name_when_the_first_is_gone(name):
     if here(ray="dies", gpunb="lives") == "dies":
         eventually(lambda: _is_dead(found))
     else:
-        time.sleep(0.5)
+        other = Counter.remote()
+        process = get(other.pid.remote())
+        del other
+        eventually(lambda: not alive(process))  # it ends, whose handle was let go of later
         assert get(found.add.remote()) == 2
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
-from tests.conformance.api.backends import script
+from tests.conformance.api.backends import script_that_shows
 
 
 def test_lines_come_with_the_name_and_the_process():
-    printed = script(
+    printed = script_that_shows(
+        r"^\(\w+ pid=\d+\) from the \w+$",
+        2,
         """
-        import os, time
+        import os, sys
         ray.init(num_cpus=2, num_gpus=1)
 
         @ray.remote
@@ -26,9 +28,9 @@ def test_lines_come_with_the_name_and_the_process():
 
         actor = Actor.remote()
         pids = ray.get([task.remote(), actor.say.remote()])
-        time.sleep(1)  # Ray prints a little later
+        sys.stdin.read()
         print("pids", *pids)
-        """
+        """,
     )
     found = dict(re.findall(r"^\((\w+) pid=(\d+)\) from the \w+$", printed, re.MULTILINE))
     task, actor = re.search(r"^pids (\d+) (\d+)$", printed, re.MULTILINE).groups()
@@ -36,9 +38,12 @@ def test_lines_come_with_the_name_and_the_process():
 
 
 def test_lines_of_an_actor_come_with_its_repr():
-    printed = script(
+    line = r"^\(Actor\(index=2\) pid=\d+\) from the actor$"
+    printed = script_that_shows(
+        line,
+        1,
         """
-        import os, time
+        import sys
         ray.init(num_cpus=2)
 
         @ray.remote
@@ -53,7 +58,7 @@ def test_lines_of_an_actor_come_with_its_repr():
                 print("from the actor")
 
         ray.get(Actor.remote(2).say.remote())
-        time.sleep(1)  # Ray prints a little later
-        """
+        sys.stdin.read()
+        """,
     )
-    assert re.search(r"^\(Actor\(index=2\) pid=\d+\) from the actor$", printed, re.MULTILINE)
+    assert re.search(line, printed, re.MULTILINE)

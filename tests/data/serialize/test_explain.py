@@ -6,14 +6,16 @@ import asyncio
 import builtins
 import functools
 import gc
+import importlib
+import itertools
 import pickle
 import socket
 import sqlite3
 import sys
 import threading
-import time
 import types
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -273,15 +275,26 @@ def test_explanation_works_for_an_error_whose_str_raises():
 
 
 def test_search_in_a_large_value_is_limited(monkeypatch):
-    module = sys.modules["gpunb.data.serialize.explain"]
-    monkeypatch.setattr(module, "_MOST_SECONDS", 0.1)
-    start = time.perf_counter()
-    assert "cannot be sent" in explain_it([*[Box(x=1)] * 2_000_000, LOCK])
-    assert time.perf_counter() - start < 3
-    monkeypatch.setattr(module, "_MOST_SECONDS", 10)
+    module = importlib.import_module("gpunb.data.serialize.explain")
+    pickled = []
+    failure = module._failure
+    monkeypatch.setattr(module, "_failure", lambda part: pickled.append(part) or failure(part))
+    large = [*[Box(x=1)] * 2_000_000, LOCK]
+    given_up = ": it is a list, and pickling it raised TypeError: cannot pickle '_thread.lock'"
+
+    # Each look at the clock takes a tenth of a second.
+    seconds = itertools.count(0, 0.1)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(module, "_MOST_SECONDS", 1.0)
+    assert given_up in explain_it(large)
+    assert 5 < len(pickled) < 15
+
+    # The clock stands still.
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr(module, "_MOST_PROBES", 10)
-    text = explain_it([*map(str, range(100)), LOCK])
-    assert ": it is a list, and pickling it raised TypeError: cannot pickle '_thread.lock'" in text
+    pickled.clear()
+    assert given_up in explain_it(large)
+    assert 5 < len(pickled) < 15
 
 
 def test_search_keeps_no_reference_to_the_value():

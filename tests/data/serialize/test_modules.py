@@ -15,6 +15,7 @@ import cloudpickle
 import pytest
 
 from gpunb.data.serialize import dumps, lazy_module, loads, modules
+from tests.waiting import eventually
 
 FILES = {
     "lz_plain.py": "import lz_log\nlz_log.log.append('plain')\nvalue = 5\ndef f(): return value\n",
@@ -33,7 +34,7 @@ FILES = {
     "lz_swap.py": (
         "import sys, types\nreal = types.SimpleNamespace(z=9)\nsys.modules[__name__] = real\n"
     ),
-    "lz_slow.py": "import time, lz_log\nlz_log.log.append('slow')\ntime.sleep(0.1)\ndone = True\n",
+    "lz_slow.py": "import lz_log\nlz_log.log.append('slow')\nlz_log.wait()\ndone = True\n",
     "lz_knot/__init__.py": (  # as PyTorch: asks itself while it loads, and its parts ask it
         "import sys, lz_log\nlz_log.log.append('knot')\nimport lz_knot\n"
         "def __getattr__(name):\n    if name == 'made': return 'as asked'\n"
@@ -231,10 +232,19 @@ def test_builtin_extension_and_namespace_modules_are_imported_at_once(log):
         assert lazy_module(name) is sys.modules[name]
 
 
-def test_threads_wait_for_a_lazy_module_that_another_thread_loads(log):
+def test_threads_wait_for_a_lazy_module_that_another_thread_loads(log, monkeypatch):
     module = lazy_module("lz_slow")
     gate = threading.Barrier(6)
-    found = []
+    importing, found = [], []
+    import_module = importlib.import_module
+
+    def imported(name):
+        importing.append(name)
+        return import_module(name)
+
+    monkeypatch.setattr(importlib, "import_module", imported)
+    # It is loaded for as long as it takes all six to ask for it.
+    sys.modules["lz_log"].wait = lambda: eventually(lambda: importing == ["lz_slow"] * 6)
 
     def use():
         gate.wait()

@@ -9,7 +9,8 @@ RUN    := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY)
 # More arguments for the command behind a target, as in: make test ARGS="-k scheduler -x"
 ARGS   ?=
 # Pytest in parallel; tests that fail run again alone. With STRICT=1 such a run is red, too.
-TESTS   = -m tests.rerun $(if $(STRICT),--strict) --numprocesses logical --maxprocesses 4 --dist loadfile
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --durations 50 --durations-min 2
+TESTS   = -m tests.rerun $(if $(STRICT),--strict) $(PARALLEL)
 
 LABEXTENSION := gpunb/labextension
 NODE_20 := process.exit(Number(process.versions.node.split(".")[0] < 20))
@@ -17,7 +18,7 @@ NODE_20 := process.exit(Number(process.versions.node.split(".")[0] < 20))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo docs test test-oldest test-newest test-portable stress chaos conformance test-ray lint bench gpu \
+.PHONY: help demo docs test test-oldest test-newest test-portable steady stress chaos conformance test-ray lint bench gpu \
     lab pictures labextension labextension-if-node wheel release-check clean
 
 help: ## show this list
@@ -29,6 +30,10 @@ demo: $(VENV)/.stamp-demo ## run the quickstart notebook from start to end and p
 test: $(VENV)/.stamp-test labextension-if-node ## run the tests, and those that fail again, alone; STRICT=1 for red if one did
 	@$(PY) -m compileall -q gpunb tests benchmarks
 	$(RUN) $(TESTS) --no-loadscope-reorder $(ARGS)
+
+steady: $(VENV)/.stamp-test labextension-if-node ## look for tests that fail by chance: run all RUNS times (5) on a busy machine
+	@$(PY) -m compileall -q gpunb tests benchmarks
+	$(RUN) -m tests.rerun.steady --runs $(or $(RUNS),5) $(PARALLEL) --no-loadscope-reorder $(ARGS)
 
 test-portable: $(VENV)/.stamp-test ## run the tests of what works on other systems than Linux too
 	$(RUN) -m pytest tests/scheduler tests/test_exceptions.py tests/test_package.py tests/system/test_linux.py $(ARGS)
@@ -44,7 +49,7 @@ test-oldest: $(VENV)/.stamp-build ## run the tests with the oldest versions of w
 
 NEWEST := build/newest
 NEWEST_PYTHON ?= $(lastword $(shell .ci/pythons))
-SHORT := tests/scheduler tests/data/serialize tests/api/test_functions.py tests/api/actors tests/notebook/test_cells.py \
+SHORT := tests/scheduler tests/data/serialize tests/api/test_functions.py tests/api/actors tests/notebook/test_cells.py tests/notebook/test_values.py \
     --ignore tests/scheduler/test_machine.py
 test-newest: ## run tests of the core, functions, actors and cells with the newest Python; NEWEST_PYTHON=PATH for another
 	@$(MAKE) --no-print-directory VENV=$(NEWEST) PYTHON="$(NEWEST_PYTHON)" $(NEWEST)/.stamp-test
@@ -76,9 +81,10 @@ test-ray: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the Ray bac
 	GPUNB_TEST_RAY=1 $(RUN) -m pytest tests/ray $(ARGS)
 	GPUNB_CONFORMANCE_BACKEND=gpunb-on-ray $(RUN) -m pytest tests/conformance/api $(ARGS)
 
-lint: $(VENV)/.stamp-lint ## check style, format, types and layers
+lint: $(VENV)/.stamp-lint ## check style, format, types, layers, and that no test goes by the clock
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	@$(PY) -m tests.rules
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -37,14 +38,19 @@ ENVIRON = {
 
 
 def ran(
-    folder: Path, test: str, *arguments: str, processes: int = 0, file: Any = subprocess.PIPE
+    folder: Path,
+    test: str,
+    *arguments: str,
+    processes: int = 0,
+    file: Any = subprocess.PIPE,
+    program: str = "tests.rerun",
 ) -> subprocess.CompletedProcess[str]:
     """A run of planted tests; they are in the file ``test_planted.py``."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p xdist.plugin -p pytest_timeout\n")
     planted = textwrap.dedent(PLANTED) + textwrap.dedent(test)
     (folder / "test_planted.py").write_text(planted)
     return subprocess.run(
-        [sys.executable, "-m", "tests.rerun", "-n", str(processes), *arguments],
+        [sys.executable, "-m", program, "-n", str(processes), *arguments],
         cwd=folder,
         env={**os.environ, **ENVIRON},
         stdout=file,
@@ -85,7 +91,7 @@ def test_a_test_that_fails_at_first_is_green_and_listed(tmp_path, times, process
     assert head.startswith("UNSTEADY")
     assert line.startswith("  test_planted.py::test_late[a[b]::c d/")
     assert "AssertionError: too early (load " in line
-    (kept,) = (tmp_path / "build" / "unsteady").iterdir()
+    (kept,) = (tmp_path / "build" / "unsteady").glob("python*/*.txt")
     assert "second line" in kept.read_text()
     assert "a planted word" in kept.read_text()
 
@@ -213,3 +219,38 @@ def test_another_end_of_pytest_is_red_at_once(tmp_path):
     done = ran(tmp_path, "def test_end():\n    os.kill(os.getpid(), 9)\n")
     assert done.returncode != 0
     assert done.stdout.splitlines()[-1] == "RED, nothing runs again: pytest ended with status -9"
+
+
+def test_steady_counts_the_tests_that_fail_on_a_busy_machine(tmp_path):
+    test = """
+        import psutil
+
+        def busy():
+            "Whether a process runs beside this run."
+            beside = psutil.Process(os.getppid()).children()
+            return any("while True: pass" in each.cmdline() for each in beside)
+
+        def test_alone():
+            assert not busy(), "beside another"
+
+        def test_first():
+            assert runs() > 1, "too early"
+    """
+    steady = {"program": "tests.rerun.steady"}
+    done = ran(tmp_path, test, "--runs", "2", "--busy", "1", **steady)
+    assert done.returncode == 5, done.stdout
+    head, *lines = done.stdout.splitlines()[-3:]
+    assert head == "in 2 runs | in all 2 | test: first line"
+    assert lines[0].startswith("        2 |      2 | test_planted.py::test_alone: ")
+    assert "beside another" in lines[0]
+    assert lines[1].startswith("        1 |      1 | test_planted.py::test_first: ")
+    folder = tmp_path / "build" / "steady"
+    assert len(list(folder.glob("*/*.txt"))) == 3
+    # The next call goes on with the history.
+    done = ran(tmp_path, test, "--runs", "1", "--busy", "1", **steady)
+    assert "        1 |      3 | test_planted.py::test_alone: " in done.stdout
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [run["status"] for run in history] == [5, 5, 5]
+    done = ran(tmp_path, "def test_red():\n    assert 0\n", "--runs", "1", **steady)
+    assert done.returncode == 1
+    assert " RED test_planted.py::test_red: " in done.stdout.splitlines()[-1]

@@ -1,15 +1,13 @@
-"""``python -m tests.rerun ARGS``: run pytest with ARGS, then run each failed test again, alone.
+"""Run pytest, then run each failed test again, alone.
 
 On a busy machine one test among thousands may fail by chance. A failed test runs again, at most
 twice, in a pytest process of its own with nothing beside it. If it passes there, the test is
-*unsteady*: the run is green, the last lines name the test, and ``build/unsteady/`` has its whole
-first failure. A test that fails three times is red.
+*unsteady*; one that fails three times is red.
 
 Nothing runs again after more than 10 failures, an error of collection, an internal error or any
 other end of pytest than "tests failed", or if the tests left a process, a memory file or a device.
 
-Exit status: 0 if all passed; 5 if some were unsteady and ``--strict`` is given; else pytest's own,
-or 1. CPython's ``regrtest --rerun --fail-rerun`` is the model.
+CPython's ``regrtest --rerun`` is the model.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +28,6 @@ from typing import Any
 
 import psutil
 
-from gpunb.system.process_control import adopt_orphans
 from tests.rerun.recorder import GRACE, RECORD
 
 MOST = 10
@@ -42,8 +38,6 @@ AGAIN = 2
 
 FAILED, UNSTEADY = 1, 5
 """Exit statuses; 1 is also pytest's for "tests failed"."""
-
-FOLDER = Path("build/unsteady")
 
 print = functools.partial(print, flush=True)
 
@@ -77,8 +71,26 @@ class Outcome:
         return None
 
 
+@dataclass
+class Verdict:
+    """What both looks say.
+
+    Attributes:
+        status: the exit status for this run: 0, `UNSTEADY`, or another one for red.
+        unsteady: the first failures of the tests that passed when they ran again, by their ids.
+        red: those of the tests that failed each time, or that did not run again.
+        reason: why no test runs again, or None.
+    """
+
+    status: int
+    unsteady: dict[str, dict[str, Any]]
+    red: dict[str, dict[str, Any]]
+    reason: str | None = None
+
+
 def run(arguments: list[str]) -> Outcome:
     """Run pytest, and wait until all processes of that run are gone."""
+    before = psutil.Process().children()
     with tempfile.TemporaryDirectory(prefix="gpunb-tests-") as folder:
         record = Path(folder) / "record"
         record.touch()
@@ -97,7 +109,7 @@ def run(arguments: list[str]) -> Outcome:
                 case {"broken": reason}:
                     outcome.broken.append(reason)
     outcome.passed -= outcome.failed.keys()  # a test whose teardown failed has not passed
-    outcome.broken += _end_processes()
+    outcome.broken += _end_processes(before)
     return outcome
 
 
@@ -112,10 +124,12 @@ def _reap(pid: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _end_processes() -> list[str]:
+def _end_processes(before: list[psutil.Process]) -> list[str]:
     """Name the processes that are left `GRACE` seconds after the end of a run, and kill them."""
     deadline = time.monotonic() + GRACE
-    while left := psutil.Process().children(recursive=True):
+    while left := [
+        each for each in psutil.Process().children(recursive=True) if each not in before
+    ]:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -146,45 +160,28 @@ def run_again(test: str) -> tuple[bool, list[str]]:
     return False, []
 
 
-def keep(test: str, failure: dict[str, Any]) -> None:
-    """Write the whole first failure of an unsteady test."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^\w.\[\]=-]+", "-", test)[-150:]
-    head = f"{test}\nload average: {failure['load']:.1f}\n\n"
-    (FOLDER / f"{name}.txt").write_text(head + failure["text"], encoding="utf-8")
-
-
-def main(arguments: list[str]) -> int:
-    strict = "--strict" in arguments
-    arguments = [each for each in arguments if each != "--strict"]
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    adopt_orphans()
-    first = run(arguments)
+def look_again(first: Outcome) -> Verdict:
+    """Run the failed tests of a run again, one after the other."""
     if reason := first.red():
-        print(f"\nRED, nothing runs again: {reason}")
-        return first.status or FAILED
-    if not first.failed:
-        return 0
-    print(f"\n{len(first.failed)} failed; each runs again alone.")
-    red: list[str] = []
-    unsteady: list[str] = []
-    for test, failure in first.failed.items():
+        return Verdict(first.status or FAILED, {}, first.failed, reason)
+    if first.failed:
+        print(f"\n{len(first.failed)} failed; each runs again alone.")
+    unsteady: dict[str, dict[str, Any]] = {}
+    for test in first.failed:
         passed, broken = run_again(test)
-        line = f"  {test}: {failure['line'][:300]} (load {failure['load']:.1f})"
         if broken:
-            print(f"\nRED: {'; '.join(broken)}, after {test}")
-            return FAILED
-        (unsteady if passed else red).append(line)
+            left = {each: first.failed[each] for each in first.failed if each not in unsteady}
+            return Verdict(FAILED, unsteady, left, f"{'; '.join(broken)}, after {test}")
         if passed:
-            keep(test, failure)
-    if unsteady:
-        print(f"\nUNSTEADY, failed and then passed alone; the failures are in {FOLDER}/:")
-        print(*unsteady, sep="\n")
-    if red:
-        print(f"\nRED, failed {1 + AGAIN} times:", *red, sep="\n")
-        return FAILED
-    return UNSTEADY if strict else 0
+            unsteady[test] = first.failed[test]
+    red = {each: first.failed[each] for each in first.failed if each not in unsteady}
+    return Verdict(FAILED if red else UNSTEADY if unsteady else 0, unsteady, red)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def keep(failures: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Write the whole first failure of each of these tests into this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for test, failure in failures.items():
+        name = re.sub(r"[^\w.\[\]=-]+", "-", test)[-150:]
+        head = f"{test}\nload average: {failure['load']:.1f}\n\n"
+        (folder / f"{name}.txt").write_text(head + failure["text"], encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A plug-in of pytest that records what happened to each test, for the program in ``__main__``.
+"""A plug-in of pytest that records what happened to each test, for `tests.rerun.look`.
 
 Each record is one line of JSON in the file that ``GPUNB_TEST_RECORD`` names. Reports come from the
 main process of a run, also those of tests whose worker process crashed. Leaks come from each
@@ -72,7 +72,7 @@ _BEFORE = set(_open_files().values())
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # in a worker of xdist
+    if not hasattr(config, "workerinput"):  # which only workers of xdist have
         config.pluginmanager.register(Recorder())
 
 

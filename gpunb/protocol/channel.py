@@ -154,7 +154,8 @@ class Channel:
                     self.sock.recv(1, _PEEK | _AT_ONCE)
                     return
                 except BlockingIOError:
-                    os.sched_yield()  # let other processes run
+                    pass  # and no more: it would be the context of an interrupt that comes now
+                os.sched_yield()  # let other processes run
                 self._spins = time.perf_counter() - begin < SPIN
             self.sock.recv(1, _PEEK)
         self._spins = time.perf_counter() - begin < SPIN
@@ -169,7 +170,8 @@ class Channel:
             try:
                 return self._receive(_AT_ONCE)
             except BlockingIOError:
-                os.sched_yield()  # let other processes run
+                pass
+            os.sched_yield()  # let other processes run
             self._spins = time.perf_counter() - begin < SPIN
         found = self._receive(0)
         self._spins = time.perf_counter() - begin < SPIN

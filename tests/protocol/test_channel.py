@@ -158,3 +158,16 @@ def test_a_receiver_spins_only_where_there_is_a_cpu_for_it(ends, monkeypatch, ma
         if yields:
             break
     assert bool(yields) == may
+
+
+@pytest.mark.parametrize("wait", ["receive", "await_message"])
+def test_an_interrupt_of_a_receiver_that_spins_has_no_error_behind_it(ends, monkeypatch, wait):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    one, _ = ends
+    one._spins = True
+    monkeypatch.setattr(os, "sched_yield", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        getattr(one, wait)()
+    assert raised.value.__context__ is None

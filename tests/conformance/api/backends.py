@@ -138,6 +138,12 @@ def _on_head(settings: dict[str, Any]) -> Any:
     return ray.init(name, ignore_reinit_error=again)
 
 
+def end() -> None:
+    """End what outlives its sessions: the head process, which writes into its folder."""
+    if ON_HEAD:
+        _end_head(f"conformance-{os.getpid()}")
+
+
 def _end_head(name: str) -> None:
     heads = importlib.import_module("gpunb.head.discovery")
     if heads.pid_of(name) is not None:

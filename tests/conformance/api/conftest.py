@@ -89,6 +89,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     shared = Shared()
     yield shared
     shared.end()
+    backends.end()
     for module in modules:
         cloudpickle.unregister_pickle_by_value(module)
     os.environ.update({name: value for name, value in saved.items() if value is not None})

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 settled: Callable[[Machine, Sequence[str]], object] | None = None
-"""Is told what there is, and what there is to say of it, before what takes its time."""
+"""Called with the machine and the notes about it as soon as they are known, before the slow part
+of the start."""
 
 
 def start(settings: EngineSettings, mps: Mps | None = None) -> EngineBackend:

@@ -74,9 +74,9 @@ class Owner(Protocol):
     """A kernel that is attached to this process, whose tasks run here.
 
     Attributes:
-        ident: as in `TaskSpec`.
-        surroundings: of its process, which its workers share.
-        about: what it has said of itself.
+        ident: number of the kernel, as in `TaskSpec`.
+        surroundings: the environment, folder and path of its process; its workers get the same.
+        about: the description that it sent: its process id, notebook and so on.
     """
 
     ident: int
@@ -92,12 +92,13 @@ class Job:
     """A task from its submission until it is settled. Times are of `time.monotonic`.
 
     Attributes:
-        results: the objects that it makes, as far as their number is known beforehand.
-        handed_out: what the caller was given for it.
-        owner: the attached kernel whose it is, at whatever remove; None if this process's own.
+        results: ids of the objects that it makes; empty while their number is not known.
+        handed_out: ids that its caller got for it.
+        owner: the attached kernel that submitted it, or that submitted a task above it; None if
+            that is this process.
         waited: seconds until its first attempt.
         held: the shares of devices that its worker has.
-        waits: what it waits for at this moment.
+        waits: what it waits for now.
         ranks: for a coordinator, the tasks of its ranks, in order.
         rank: for one of these, its place among them; -1 for their placement group.
         group: for a coordinator, the placement group of its ranks.

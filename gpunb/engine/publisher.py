@@ -10,15 +10,15 @@ from gpunb.engine.faults import Faults
 from gpunb.system.loop import Loop
 
 INTERVAL = 0.25
-"""Seconds that lie at least between two snapshots for one watcher."""
+"""Least number of seconds between two snapshots for one watcher."""
 
 PULSE = 1.0
-"""Seconds after which it is looked at least whether something has changed: the use of devices
-changes without any event."""
+"""The status is compared at least every so many seconds, because the use of devices changes
+without an event."""
 
 Watcher: TypeAlias = Callable[[dict[str, Any] | None], bool]
-"""Is given a snapshot, or None at the end of the session; answers whether it took it, or wants to
-be asked again later."""
+"""Called with a snapshot, or with None at the end of the session. Returns whether it took it; after
+False it is called again later."""
 
 
 class StatusWatch:

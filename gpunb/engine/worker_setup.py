@@ -37,8 +37,8 @@ class Present:
         self._now = Surroundings({}, None, [], [])
 
     def now(self) -> Surroundings:
-        """Return the surroundings: the same object as long as nothing has changed, because every
-        task asks."""
+        """Return the surroundings. While nothing has changed it is the same object, because each
+        task needs it."""
         try:
             directory: str | None = os.getcwd()
         except OSError:
@@ -58,8 +58,8 @@ class Present:
 def without_left(
     pins: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[dict[str, str], bool]:
-    """Return the variables of a worker's devices without those that the environment tells to leave
-    as they are, and whether there are such."""
+    """Return the device variables to set in a worker, and whether some were left out because the
+    environment says not to touch them."""
     kept = {
         name: value
         for name, value in pins.items()

@@ -33,7 +33,7 @@ from gpunb.system.signals import UNDIVIDED, Divisible
 R = TypeVar("R")
 
 SOON = 0.001
-"""Seconds for which the main thread reads for itself what it has asked for."""
+"""After a request, the main thread reads the reply itself for at most so many seconds."""
 
 _NOT_UNDERSTOOD = "what the head process said cannot be understood"
 
@@ -45,7 +45,7 @@ Listener: TypeAlias = Callable[[msg.Output | None, list[Payload]], object]
 
 
 class Connection:
-    """Asks the head process for things. All methods may be called from any thread."""
+    """Sends requests to the head process. All methods may be called from any thread."""
 
     def __init__(self, sock: socket.socket, gone: str, listener: Listener, faults: Faults) -> None:
         """`gone` is the error's text once the head process is gone."""
@@ -114,7 +114,7 @@ class Connection:
         wires, segments = serialize.to_wires(payloads) if payloads else ((), [])
         request = encoded(msg.Request(number, 0, 0, *verbs.encode(verb), wires))
         item = self._send, request, segments
-        if self.loop.mine():  # in a callback, until whose end nothing that is posted is looked at
+        if self.loop.mine():  # in a callback: the loop reads what is posted only after it
             _call(item)
         elif threading.get_ident() == self._main:
             with UNDIVIDED:

@@ -1,7 +1,8 @@
 """Messages between the workers and the kernel while calls run, through one small Ray actor.
 
-Ray brings results; output, questions and news of who began come here. A worker sends at once, and
-then gathers for a moment, so that a lot of output is few calls.
+Ray itself brings results. Output, questions, and the notices that a call has begun go through this
+actor. A worker sends its first message at once and then gathers messages for `GATHER` seconds, so
+that much output makes few calls.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GATHER = 0.01
 _PATIENCE = 60.0
 
 SOON = 0.05
-"""Seconds that a call has to run before its worker reads messages: most are over by then."""
+"""A worker reads messages only for calls that have run for so many seconds: most end before."""
 
 _SHORT = 0.5
 """Seconds for which a worker asks for messages. Ray lets no worker go that waits for anything."""

@@ -212,8 +212,8 @@ class RayObjects:
         ref._on_completed(lambda value: self._calls.put((number, value)))
 
     def _call(self) -> None:
-        """Call back those who wait for objects, once all is there that was shown before; at the
-        end those who wait in vain."""
+        """Call the callback of each complete object, after all output of its task was shown. At the
+        end of the session, call the callbacks of the others too."""
         while (item := self._calls.get()) is not None:
             number, value = item
             callback = self._callbacks.pop(number)

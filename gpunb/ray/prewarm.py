@@ -1,13 +1,14 @@
-"""Processes that have loaded what work on a GPU needs, before there is such work.
+"""Ray workers that have loaded IPython and gpunb before there is work for them.
 
-Ray ends a process that has worked on a GPU, and starts one for the next; in that, loading IPython
-and gpunb takes as long as starting Ray does. So once nothing of this kernel wants a GPU, a process
-is started on each node where that was so, by a task that loads all this. It asks for the smallest
-part of a GPU that Ray knows, because Ray gives work on GPUs only to processes that are new or had
-some themselves, and only if that part is free at once. Ray then takes this process for what comes
-next: work in it finds a process in which nothing of a user's has run, as in any other. What comes
-while that goes on waits for it: starting a process of its own would take as long, and it would be
-placed otherwise because of so small a part.
+Ray ends a worker after its work on a GPU, and starts a new one for the next work. Half of that
+start is the loading of IPython and gpunb. So when no work of this kernel wants a GPU any more, a
+small task on each node that had such work loads them. Ray gives its worker to the next work; no
+code of a user has run in it.
+
+The small task asks for the smallest share of a GPU that Ray knows, because Ray gives work on GPUs
+only to workers that are new or had a GPU. It runs only if that share is free at once. Work that
+comes while it runs waits for its end: a start of its own would take as long, and the small share
+could make Ray place that work elsewhere.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ IDLE_FOR = 0.2
 """Seconds without work on GPUs after which a process is made ready for more."""
 
 NODES = 4
-"""Nodes on which that is done before anything has run there."""
+"""At most so many nodes get a worker before any work has run there."""
 
 PATIENCE = 2.0
-"""Seconds for which work waits for a process that is being made ready."""
+"""Work waits at most so many seconds for a worker that is being made ready."""
 
 
 class Prewarmer:
     """Keeps one process ready on each node where this kernel uses GPUs.
 
     Attributes:
-        ready: the process, by node; 0 where there could be none, None where there is to be one.
+        ready: process id of the worker, by node; 0 where none could be made, None where one is to
+            be made.
     """
 
     def __init__(self, cluster: Cluster, jobs: RayJobs, later: Callable[..., object]) -> None:
-        """`later` calls a function after so many seconds."""
+        """`later(seconds, function)` calls the function after so many seconds."""
         self._cluster = cluster
         self._jobs = jobs
         self._later = later
@@ -54,7 +56,7 @@ class Prewarmer:
         self._warm = ray.remote(max_calls=0, max_retries=0)(entry_points.load)
 
     def begin(self, node: str) -> None:
-        """Beginning with this node, make some ready where there are GPUs."""
+        """Make a worker ready on this node and on some other nodes with GPUs."""
         nodes = [each.id for each in self._cluster.nodes() if each.total.get("GPU", 0) > 0]
         nodes.sort(key=lambda each: each != node)
         with self._lock:
@@ -62,15 +64,15 @@ class Prewarmer:
         self.over()
 
     def began(self, job: RayJob) -> None:
-        """A job has begun. One on a GPU takes the process that is ready; if it has another, there
-        was none."""
+        """A job has begun. If it has a GPU, it uses up the worker that was ready on its node."""
         if job.gpus:
             with self._lock:
                 self.ready[job.node_id] = None
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """While work on a GPU is handed in."""
+        """Make no worker ready while work on a GPU is submitted, and wait first for those in the
+        making."""
         with self._lock:
             self._aside += 1
             making = list(self._making.values())
@@ -86,7 +88,7 @@ class Prewarmer:
                 self._aside -= 1
 
     def over(self) -> None:
-        """Something has ended."""
+        """A job has ended: there may be nodes that need a new worker."""
         with self._lock:
             if self._due or None not in self.ready.values():
                 return

@@ -14,12 +14,12 @@ from gpunb.system.signals import interrupt_later
 class RefTable:
     """Counts the references to objects of this process; Ray counts those of the cluster.
 
-    What is let go of is noted in a queue, because a destructor may say so at any time, and taken
-    off the books by a thread.
+    A destructor can run at any time, so `drop` takes no lock: it puts the id into a queue, and a
+    thread of the table counts down.
     """
 
     def __init__(self, gone: Callable[[ObjectId, Any], object] | None = None) -> None:
-        """`gone` is told of what nobody refers to any more, on the table's thread."""
+        """`gone` is called, on the table's thread, with each object that has no references left."""
         self._refs: dict[ObjectId, Any] = {}
         self._counts: dict[ObjectId, int] = {}
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class RefTable:
             self._counts[obj] = self._counts.get(obj, 0) + 1
 
     def arrive(self, objects: Iterable[ObjectId], refs: Iterable[Any]) -> None:
-        """These came with a value, which holds a reference to each."""
+        """Count one reference to each of these objects, for a value that arrived with them."""
         with self._lock:
             for obj, ref in zip(objects, refs, strict=True):
                 if ref is not None:
@@ -43,7 +43,7 @@ class RefTable:
                 self._counts[obj] = self._counts.get(obj, 0) + 1
 
     def leave(self, objects: Sequence[ObjectId]) -> None:
-        """The value is gone."""
+        """Take back what `arrive` counted: the value is gone."""
         for obj in objects:
             self._changes.put(obj)
 

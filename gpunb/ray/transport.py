@@ -103,7 +103,7 @@ def _outside(part: Any) -> Any:
 def pack(
     payload: Payload, find: FindRef, more: Iterable[ObjectId] = (), output_of: int = 0
 ) -> RayPayload:
-    """The payload to be handed to Ray. `more` is referred to by what goes with it."""
+    """Return the form of this payload that Ray gets. `more` are further objects to keep alive."""
     references = (*payload.references, *more)
     refs = tuple([find(each) for each in references])
     if payload.segment is None:
@@ -117,7 +117,7 @@ def pack(
 
 
 class ReceivedPayload(Payload):
-    """A payload that came through Ray. What it refers to is known here as long as it is."""
+    """A payload that came through Ray. While it exists, this process holds the objects in it."""
 
     __slots__ = ("_leave",)
 

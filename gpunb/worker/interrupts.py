@@ -1,11 +1,13 @@
 """Interrupts of a worker: each is meant for one attempt of one task, and stops no other.
 
-The kernel writes which attempt it means into a pipe and then sends SIGINT. The signal can come
-before, while or after the notice is read, and its attempt can be over, running or yet to begin. It
-can also come when Python has just looked for signals and is about to wait in a system call, which
-it then does not end: so as long as the notice is not read, another signal (`WAKE`) wakes the main
-thread, and has it read the notice if SIGINT did not. SIGINT itself is not sent twice, because
-libraries take the second one for a stop without delay.
+The kernel writes the task and the attempt that it means into a pipe (the notice), and then sends
+SIGINT. The signal can come before, while or after the notice is read. Its attempt can be over,
+running or still to begin.
+
+The signal can also come between Python's last look for signals and a system call that waits; then
+it does not end that call. So while the notice is not read, another signal (`WAKE`) is sent: it
+wakes the main thread, which reads the notice. SIGINT itself is not sent twice, because libraries
+take a second one as an order to stop without cleaning up.
 """
 
 from __future__ import annotations

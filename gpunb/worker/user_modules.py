@@ -97,7 +97,7 @@ class Loaded:
             linecache.checkcache(path)
         self._files.clear()
         importlib.invalidate_caches()
-        # Classes that came by value may inherit from those of these modules.
+        # cloudpickle keeps classes that came by value: their bases may be of the old modules.
         for table in ("_DYNAMIC_CLASS_TRACKER_BY_ID", "_DYNAMIC_CLASS_TRACKER_BY_CLASS"):
             getattr(cloudpickle, table, {}).clear()
         self._seen &= sys.modules.keys()

@@ -100,9 +100,23 @@ def _reduce_file(file: io.TextIOWrapper) -> Any:
     return _reduce_file_as_cloudpickle(file)
 
 
+_FILENAME = 10
+"""The position of the file name among the arguments that make a code object."""
+
+
+def _reduce_code(code: types.CodeType) -> Any:
+    """Reduce a code object with its file name, which tracebacks and debuggers need. From version
+    3.1.3 on cloudpickle writes ``<dynamic-code>`` instead."""
+    make, arguments = _reduce_code_as_cloudpickle(code)
+    # A new string each time, as for the other names: whether two are one object may change.
+    name = "".join(code.co_filename)
+    return make, (*arguments[:_FILENAME], name, *arguments[_FILENAME + 1 :])
+
+
 _reduce_file_as_cloudpickle = cloudpickle.Pickler.dispatch_table[io.TextIOWrapper]
+_reduce_code_as_cloudpickle = cloudpickle.Pickler.dispatch_table[types.CodeType]
 StreamPickler.dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(
-    {io.TextIOWrapper: _reduce_file}
+    {io.TextIOWrapper: _reduce_file, types.CodeType: _reduce_code}
 )
 
 

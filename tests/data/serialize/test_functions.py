@@ -36,6 +36,16 @@ def test_importable_function_is_pickled_by_name():
     assert loads_function(data) is json.dumps
 
 
+def test_code_keeps_its_file_and_lines():
+    space = notebook("def f(x):\n    def inner():\n        return x.missing\n    return inner()")
+    again = loads_function(dumps_function(space["f"]))
+    assert again.__code__ == space["f"].__code__
+    with pytest.raises(AttributeError) as caught:
+        again(1)
+    lines = [(each.path, each.lineno + 1) for each in caught.traceback[1:]]
+    assert [(str(path), line) for path, line in lines] == [("<cell>", 4), ("<cell>", 3)]
+
+
 def test_large_globals_are_part_of_the_bytes():
     space = notebook("import numpy\nbig = numpy.arange(100_000)\ndef f(): return big.sum()")
     assert loads_function(dumps_function(space["f"]))() == space["big"].sum()

@@ -51,13 +51,19 @@ def test_the_output_of_other_ranks_is_one_line_to_open(notebook: Kernel) -> None
     assert (other.stdout, other.displayed) == (shown.stdout.replace("of 0", "of 1"), [])
 
 
-def test_figures_widgets_and_questions_are_those_of_rank_0_alone(notebook: Kernel) -> None:
+def test_figures_widgets_and_questions_are_those_of_rank_0_alone(
+    notebook: Kernel, tmp_path: Path
+) -> None:
     notebook.comms.clear()
+    # The error of rank 1 ends rank 0, so it comes when rank 0 has shown all.
     code = (
-        "%%gpu 1 --ranks 2\nfrom IPython.display import display\n"
+        "%%gpu 1 --ranks 2\nimport pathlib, time\nfrom IPython.display import display\n"
         "from ipywidgets import IntProgress\n"
         "display({'image/png': 'QUJD', 'text/plain': f'figure {rank()}'}, raw=True)\n"
         "display(IntProgress(description=f'of {rank()}'))\n"
+        f"shown = pathlib.Path({str(tmp_path / 'shown')!r})\n"
+        "if not rank(): shown.touch()\n"
+        "while not shown.exists(): time.sleep(0.005)\n"
         "if rank(): input('?')"
     )
     shown = notebook(code)

@@ -50,6 +50,13 @@ def cpus_text(units: int) -> str:
     return f"{amount(units)} CPU{'' if units == UNIT else 's'}"
 
 
+def time_text(seconds: float) -> str:
+    """A time in words, such as ``"45 s"``, ``"12 min"`` or ``"3.5 h"``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def _kind_problems(demand: Demand, name: str, units: int, devices: list[Device]) -> Iterable[str]:
     """Why these devices of another kind than GPUs cannot meet their part of the demand."""
     of_type = [device for device in devices if suits(demand, device)]

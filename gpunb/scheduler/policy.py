@@ -13,6 +13,8 @@ class Policy:
         age: a request that waited this long gets a reservation. A line of tasks that was held back
             so long, because CPUs are kept for deeper tasks, may start one; the next one after a
             pause twice as long.
+        idle_part, idle_free: the time for which kept devices may be idle while others wait: this
+            part of the device time that was used, and so many seconds for each device beyond that.
         priority_step: one step of priority counts as so much waiting. So a task of a high priority
             goes first, and one of a low priority does not wait for ever.
         stop_grace: time between the interrupt of a timed-out task and the kill of its process.
@@ -30,6 +32,8 @@ class Policy:
     """
 
     age: float = 10.0
+    idle_part: float = 0.02
+    idle_free: float = 600.0
     priority_step: float = 600.0
     stop_grace: float = 5.0
     exit_grace: float = 5.0

@@ -4,11 +4,8 @@ reservation.
 A line is looked at again only when something became free or another task is its first, so that
 the cost of an event depends on the number of different demands, not on the number of tasks.
 
-A task that has waited long gets a reservation: later tasks leave it room. Two limits keep the price
-low, which is devices that stand idle, and many that wait longer for one. Tasks that have waited at
-least a quarter of its time go before it nevertheless, if they came within a day after it. And no
-device is kept while a task there has run for more than a quarter of that time, and ten minutes: the
-longer a task has run, the later it ends. Both limits pass as it waits, so no task waits for ever.
+A task that has waited long gets a reservation: tasks that came later leave it room. `reservation`
+says for how long.
 """
 
 from __future__ import annotations
@@ -21,22 +18,13 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from gpunb.scheduler.feasibility import NO_DEVICES, NOTHING, Reserved
-from gpunb.scheduler.frozen import frozen
+from gpunb.scheduler.reservation import Costs, Reservation
 from gpunb.scheduler.resources import UNIT, Allocation, Demand, Gang
 from gpunb.scheduler.state import State, Task
 from gpunb.scheduler.timers import Timers
 
 Key: TypeAlias = tuple[Demand, int, int]
 """(demand, depth, priority) of a line"""
-
-PART = 1 / 4
-"""The part of the time that a task has waited, for both limits of its reservation."""
-
-LATEST = 86_400.0
-"""Seconds. Tasks that come so much later do not overtake a reservation, however long they wait."""
-
-SHORT = 600.0
-"""Seconds. A device is kept in any case while no task has run there for longer."""
 
 
 def _key(task: Task) -> Key:
@@ -99,14 +87,6 @@ class Line:
         return task.state == "queued" and task.depth == self.depth
 
 
-@frozen
-class Reservation:
-    """Room that is kept for a line whose first task has waited long."""
-
-    line: Line
-    reserved: Reserved
-
-
 _order = attrgetter("order")
 
 
@@ -119,7 +99,7 @@ class Queue:
     def __init__(self, state: State, timers: Timers) -> None:
         self.lines: dict[Key, Line] = {}
         self.reservation: Reservation | None = None
-        self._overtakes = 0.0
+        self.costs = Costs(state)
         self._timers = timers
         self._state = state
         self._age = state.policy.age
@@ -129,6 +109,15 @@ class Queue:
         self._ages_at = math.inf
         self.room_freed = False
         """Whether room became free, so that any line may fit now."""
+
+    def elapse(self, now: float) -> None:
+        """Count the price of the reservation up to now."""
+        self.costs.elapse(now, self.reservation if self._contested else None)
+
+    @property
+    def _contested(self) -> bool:
+        """Whether others wait than the line with the reservation."""
+        return len(self.lines) > 1 or bool(self._state.wanted)
 
     def push(self, task: Task, *, front: bool = False) -> None:
         """Add a task to its line."""
@@ -244,10 +233,10 @@ class Queue:
             self._ages_at = math.inf
             for line in sorted((line for line in self.lines.values() if line.stuck), key=_order):
                 self.mark_tried(line, now)
+        if self.reservation is not None and self._contested:
+            self._limit(self.reservation, now)
         if self.room_freed:
             lines = list(self.lines.values())
-            if self.reservation:
-                self._let_overtake(self.reservation.line, now)
         elif self._changed:
             lines = [line for line in self._changed if line.count]
         else:
@@ -260,10 +249,10 @@ class Queue:
         """Leave out lines that stay stuck: too large for the free room, and without a reservation
         now, because they are too young or another line has one."""
         reservation, capacity = self.reservation, self._capacity
-        first, overtakes, free = None, math.inf, capacity.room(NO_DEVICES)
+        first, turn, free = None, (math.inf, 0), capacity.room(NO_DEVICES)
         beside = free
         if reservation is not None:
-            first, overtakes = reservation.line, self._overtakes
+            first, turn = reservation.line, reservation.line.order
             beside = capacity.room(reservation.reserved.devices)
         cpus = max(0, capacity.cpus)  # below 0 if tasks go on that had lent their CPUs
         return [
@@ -271,11 +260,11 @@ class Queue:
             for line in lines
             if (
                 line.cpus <= cpus
-                and line.least <= (free if line.order[0] <= overtakes else beside)[line.whole]
+                and line.least <= (free if line.order < turn else beside)[line.whole]
             )
             or not line.stuck
             or line is first
-            or (first is None and now >= line.ages_at)
+            or (first is None and now >= line.ages_at and self._affordable(line))
         ]
 
     def mark_tried(self, line: Line, now: float) -> None:
@@ -291,19 +280,20 @@ class Queue:
                 self.drop_reservation()
         elif line.demand.within is None and (self.reservation is None or self._goes_before(line)):
             obtainable = self._obtainable
-            if not obtainable.surely_lacks(line.least, line.cpus, NO_DEVICES) and obtainable.place(
-                line.demand
+            if (
+                self._affordable(line)
+                and not obtainable.surely_lacks(line.least, line.cpus, NO_DEVICES)
+                and obtainable.place(line.demand)
             ):
-                reservation = self._reserve(line, now)
-                if reservation is not None:
-                    self.room_freed = self.room_freed or self.reservation is not None
-                    self.reservation = reservation
-                    self._let_overtake(line, now)
+                self.room_freed = self.room_freed or self.reservation is not None
+                self.reservation = Reservation(line, self._room_for(line), now)
+                if self._contested:
+                    self._limit(self.reservation, now)
 
     def reserved_against(self, line: Line) -> Reserved:
         """The room that the line must leave for another line."""
         reservation = self.reservation if line.demand.within is None else None
-        if reservation is None or reservation.line is line or line.order[0] <= self._overtakes:
+        if reservation is None or line.order <= reservation.line.order:
             return NOTHING
         return reservation.reserved
 
@@ -312,55 +302,46 @@ class Queue:
         kept = self.reservation.line if self.reservation is not None else line
         return line.priority > kept.priority and line.order < kept.order
 
-    def _let_overtake(self, line: Line, now: float) -> None:
-        """Let tasks that have waited a part of its time go before the line with the reservation."""
-        waited = now - line.tasks[0].since
-        self._overtakes = line.order[0] + min((1 - PART) * waited, LATEST)
+    def _affordable(self, line: Line) -> bool:
+        """Whether room may be kept for the line, by the price of all kept room so far."""
+        return (self.costs.devices if line.least else self.costs.cpus).may_begin
 
-    def _reserve(self, line: Line, now: float) -> Reservation | None:
-        """Choose the devices with most room, of those that can serve: they are free soonest. None
-        if tasks have run too long there."""
-        demand, since = line.demand, line.tasks[0].since
-        began = self._began()
-        limit = now - max(SHORT, PART * (now - since))
-        slow = {at for at, start in began.items() if start <= limit}
+    def _limit(self, reservation: Reservation, now: float) -> None:
+        """Set the time at which the room is given up, unless that is set for an earlier time."""
+        end = self.costs.end(reservation.reserved, now)
+        if end < (self._timers.reservation_end or math.inf):
+            self._timers.set_reservation_end(end)
+
+    def end_reservation(self, now: float) -> None:
+        """Give the kept room up, if it has become too dear."""
+        reservation, self._timers.reservation_end = self.reservation, None
+        if reservation is not None and self._contested:
+            if self.costs.end(reservation.reserved, now) <= now:
+                self.drop_reservation()
+            else:
+                self._limit(reservation, now)
+
+    def _room_for(self, line: Line) -> Reserved:
+        """Choose the devices with most room, of those that can serve: they are free soonest."""
+        demand = line.demand
         shares, obtainable = self._capacity.shares, self._obtainable.shares
         fit = self._capacity.fit(demand)
         spare = Allocation(cpus=demand.cpus, resources=fit.plain)
         devices: list[int] = []
         if isinstance(demand, Gang):
             idle = self._obtainable.copy()
-            idle.shunned |= slow | {at for at, units in enumerate(obtainable) if shares[at] < units}
+            idle.shunned |= {at for at, units in enumerate(obtainable) if shares[at] < units}
             placed = idle.place(demand) or Allocation()
             devices = [idle.position[key] for key, _ in placed.shares]
         for part in () if isinstance(demand, Gang) else fit.parts:
             places = [
-                (at in slow, units - shares[at], at)
+                (units - shares[at], at)
                 for group in part.candidates
                 for at, units in group
                 if units <= obtainable[at]
             ]
-            devices += [at for *_, at in sorted(places)[: part.devices]]
-        start = min((began[at] for at in devices if at in began), default=math.inf)
-        end = max(start + SHORT, (start - PART * since) / (1 - PART))
-        if end <= now:
-            return None
-        self._timers.set_reservation_end(end)
-        return Reservation(line, Reserved(frozenset(devices), spare))
-
-    def _began(self) -> dict[int, float]:
-        """The start of the longest running task on each device, by position. Tasks that keep their
-        devices for longer, which no reservation counts on, are left out."""
-        began: dict[int, float] = {}
-        position = self._capacity.position
-        for worker in self._state.workers.values():
-            if worker.state == "busy" and worker.actor is None and not worker.lends_cpus:
-                since = worker.since
-                for key, _ in worker.allocation.shares:
-                    at = position[key]
-                    if since < began.get(at, math.inf):
-                        began[at] = since
-        return began
+            devices += [at for _, at in sorted(places)[: part.devices]]
+        return Reserved(frozenset(devices), spare)
 
     def refit(self) -> None:
         """Compute again how much each line needs, after a device was lost."""

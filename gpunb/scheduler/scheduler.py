@@ -64,6 +64,7 @@ class Scheduler:
         """The decisions that follow from an event; `now` in seconds, never less than before."""
         decisions: list[ev.Decision] = []
         self.state.decisions = decisions
+        self.queue.elapse(now)
         match event:
             case ev.Finished():
                 self._finished(event, now)
@@ -302,7 +303,7 @@ class Scheduler:
                 case "loan":
                     self.loans.stop_keeping()
                 case "kept":
-                    self.queue.drop_reservation()
+                    self.queue.end_reservation(now)
                 case "again":
                     self.queue.push_again(self.tasks[ident], now)
                 case "park":

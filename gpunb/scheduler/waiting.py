@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from gpunb.scheduler.explain import cpus_text
+from gpunb.scheduler.explain import cpus_text, some_text, time_text
 from gpunb.scheduler.feasibility import Part
 from gpunb.scheduler.groups import group_of
 from gpunb.scheduler.placement import Capacity
+from gpunb.scheduler.reservation import Reservation
 from gpunb.scheduler.resources import GPU, UNIT, Demand, Gang, amount, size_text
 from gpunb.scheduler.scheduler import Scheduler
 from gpunb.scheduler.state import Task
@@ -43,12 +44,24 @@ def _why(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]]) -> str
     if line is not None and line.held:
         return "the free CPUs are lent by tasks that wait, and kept for what they wait for"
     kept = scheduler.queue.reservation
-    if kept and (demand := kept.line.demand) != task.spec.demand:
-        return f"what is free is kept for a request for {demand}, which has waited longest"
+    if kept and kept.line.demand != task.spec.demand:
+        return _why_room_is_kept(scheduler, kept)
     if scheduler.workers.full:
         most = scheduler.state.policy.max_workers
         return f"{most} worker processes run, which is the most allowed"
     return text
+
+
+def _why_room_is_kept(scheduler: Scheduler, kept: Reservation) -> str:
+    """For whom the free room is kept, and the price of that so far, in words."""
+    devices = [scheduler.machine.devices[at] for at in sorted(kept.reserved.devices)]
+    where = some_text([f"{each.resource} {each.id}" for each in devices])
+    what = f"{where} {'are' if len(devices) > 1 else 'is'}" if devices else "what is free is"
+    line = kept.line
+    text = f"{what} kept for #{line.tasks[0].id} ({line.demand}), which has waited longest"
+    if kept.cost < UNIT or not devices:
+        return text
+    return f"{text}; {time_text(kept.cost / UNIT)} of {devices[0].resource} time so far"
 
 
 def _why_group_waits(

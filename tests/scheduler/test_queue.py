@@ -87,98 +87,6 @@ def test_an_endless_stream_does_not_starve_a_large_request(
     stream(world, small, 3, **options)
 
 
-@pytest.mark.parametrize("seconds", [30, 1800, 86_400])
-def test_large_request_has_its_turn_after_a_few_runs_of_the_others(
-    core: MakeWorld, seconds: int
-) -> None:
-    """Each device has an endless stream of tasks, and they never end at the same time."""
-    world = core(gpus=2, age=10)
-    world.fresh(ask(gpus=1))
-    world.advance(seconds / 2)
-    world.fresh(ask(gpus=1))
-    large = world.fresh(ask(gpus=2))
-    came = world.now
-    while large not in world.runs:
-        assert world.now - came < 6 * seconds, "it waits for ever"
-        world.fresh(ask(gpus=1))
-        oldest = min(world.running(), key=lambda task: world.scheduler.tasks[task].since)
-        world.advance(max(0, world.scheduler.tasks[oldest].since + seconds - world.now))
-        if oldest in world.runs:
-            world.done(oldest)
-
-
-def test_line_that_grows_for_ever_does_not_starve_a_large_request(core: MakeWorld) -> None:
-    """Of five requests that come in the line one is served, so those that start have waited for
-    longer and longer, but those that came a day later than the large one do not go before it."""
-    world, run = core(gpus=2, age=10), 8 * 3600
-    for _ in range(2):
-        world.fresh(ask(gpus=1))
-    large = world.fresh(ask(gpus=2))
-    served = 0
-    while large not in world.runs:
-        for _ in range(5):
-            world.fresh(ask(gpus=1))
-        world.advance(run)
-        world.done(min(world.running()))
-        served += 1
-        assert served < 30, "it waits for ever"
-    assert served > 15, "the line was short, so this shows nothing"
-
-
-def test_who_has_waited_a_quarter_of_the_time_goes_before_a_reservation(core: MakeWorld) -> None:
-    world = core(gpus=2, age=10)
-    busy = [world.fresh(ask(gpus=1)), world.fresh(ask(gpus=1))]
-    large = world.fresh(ask(gpus=2))
-    world.advance(74)
-    old = world.fresh(ask(gpus=0.5))
-    world.advance(2)
-    young = world.fresh(ask(gpus=0.6))
-    world.advance(24)
-    world.done(busy[0])
-    assert world.running() == [busy[1], old]
-    assert world.waits(large, young)
-    world.done(old)
-    assert world.waits(large, young)
-    world.done(busy[1])
-    assert world.running() == [large]
-
-
-def test_no_device_stands_idle_behind_a_task_that_has_run_for_long(core: MakeWorld) -> None:
-    world = core(gpus=2, age=10)
-    long, busy = world.fresh(ask(gpus=1)), world.fresh(ask(gpus=1))
-    large = world.fresh(ask(gpus=2))
-    world.advance(450)
-    world.done(busy)
-    small = world.fresh(ask(gpus=1))
-    world.advance(149)
-    assert world.waits(large, small)
-    world.advance(1)
-    assert world.running() == [long, small], "room is kept for ten minutes, then it is used"
-    world.advance(100)
-    world.done(long)
-    other = world.fresh(ask(gpus=1))
-    assert world.waits(large, other), "the first of the others has run for a short time"
-    world.done(small)
-    assert world.running() == [large]
-
-
-def test_long_run_may_last_a_quarter_of_the_waiting_time(core: MakeWorld) -> None:
-    world = core(gpus=2, age=10)
-    hour = 3600
-    busy = [world.fresh(ask(gpus=1))]
-    large = world.fresh(ask(gpus=2))
-    busy.append(world.fresh(ask(gpus=1)))
-    world.advance(9 * hour)
-    first = world.fresh(ask(gpus=1))
-    world.done(busy[0])
-    assert world.waits(large)
-    world.advance(2.9 * hour)
-    world.done(busy[1])
-    assert world.waits(large, world.fresh(ask(gpus=1)))
-    world.done(first)
-    assert world.running() == [large]
-
-
 def test_devices_with_long_runs_are_not_chosen_for_a_reservation(core: MakeWorld) -> None:
     """The device with most room is that of a task that runs for ever."""
     world = core(gpus=3, age=10)
@@ -208,7 +116,9 @@ def test_a_reservation_lets_others_use_what_it_does_not_need(core: MakeWorld) ->
     assert world.waits(*small)
     world.done(busy[2])
     assert world.gpus(small[0]) == [1]
-    assert "what is free is kept for a request for 2 GPU" in (why(world.scheduler, small[1]) or "")
+    assert why(world.scheduler, small[1]) == (
+        "GPU 0 and GPU 2 are kept for #6 (2 GPU), which has waited longest"
+    )
     for task in (busy[0], busy[1], busy[4]):
         world.done(task)
     assert world.gpus(large) == [0, 2]
@@ -233,7 +143,7 @@ def test_tasks_held_up_by_a_reservation_start_when_it_ends(core: MakeWorld) -> N
     world.advance(11)
     steps_back = world.submit(ask(cpus=3))
     assert world.waits(steps_back)
-    assert "kept for a request for 2 GPU" in (why(world.scheduler, steps_back) or "")
+    assert "kept for #2 (2 GPU, 1 CPU)" in (why(world.scheduler, steps_back) or "")
     world.done(busy)
     assert world.running() == [large, steps_back]
 

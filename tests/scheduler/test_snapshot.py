@@ -202,7 +202,7 @@ def test_why_a_task_waits_behind_a_reservation(core: MakeWorld) -> None:
     world.advance(11)
     waits = world.submit()
     assert why(world.scheduler, waits) == (
-        "what is free is kept for a request for 2 CPU, which has waited longest"
+        "what is free is kept for #2 (2 CPU), which has waited longest"
     )
 
 

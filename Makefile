@@ -81,10 +81,11 @@ test-ray: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the Ray bac
 	GPUNB_TEST_RAY=1 $(RUN) -m pytest tests/ray $(ARGS)
 	GPUNB_CONFORMANCE_BACKEND=gpunb-on-ray $(RUN) -m pytest tests/conformance/api $(ARGS)
 
-lint: $(VENV)/.stamp-lint ## check style, format, types, layers, and that no test goes by the clock
+lint: $(VENV)/.stamp-lint ## check style, format, types, layers, cycles of imports, and that no test goes by the clock
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	@$(PY) -m tests.rules
+	@$(PY) -m tests.test_imports
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 

@@ -87,3 +87,7 @@ def test_a_cycle_is_found_under_type_checking_in_functions_and_by_name() -> None
     }
     expected = {frozenset({"p.a", "p.b", "p.c"}), frozenset({"p.e", "p.f"})}
     assert cycles(imports(sources)) == expected
+
+
+if __name__ == "__main__":  # `make lint` runs this
+    test_files_that_import_each_other_are_known()

@@ -20,7 +20,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from gpunb.scheduler.queue import Line, Queue
+from gpunb.scheduler.line import Line
+from gpunb.scheduler.queue import Queue
 from gpunb.scheduler.state import State, Task, Worker
 from gpunb.scheduler.tasks import TaskId, WorkerId
 from gpunb.scheduler.timers import Timers

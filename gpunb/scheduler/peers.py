@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpunb.scheduler import events as ev
+from gpunb.scheduler.line import Line
 from gpunb.scheduler.placement import Capacity
-from gpunb.scheduler.queue import Line, Queue
+from gpunb.scheduler.queue import Queue
 from gpunb.scheduler.resources import UNIT, Demand, Gang, Shares, amount
 from gpunb.scheduler.state import State
 from gpunb.scheduler.workers import Workers

@@ -12,80 +12,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from operator import attrgetter
-from typing import TypeAlias
 
 from gpunb.scheduler.feasibility import NO_DEVICES, NOTHING, Reserved
+from gpunb.scheduler.line import Key, Line, key_of
 from gpunb.scheduler.reservation import Costs, Reservation
-from gpunb.scheduler.resources import UNIT, Allocation, Demand, Gang
+from gpunb.scheduler.resources import Allocation, Demand, Gang
 from gpunb.scheduler.state import State, Task
 from gpunb.scheduler.timers import Timers
-
-Key: TypeAlias = tuple[Demand, int, int]
-"""(demand, depth, priority) of a line"""
-
-
-def _key(task: Task) -> Key:
-    return task.spec.demand, task.depth, task.spec.priority
-
-
-class Line:
-    """The queued tasks of one demand, depth and priority, first come first served.
-
-    Attributes:
-        tasks: begins with a task of this line. Others may have left it; `count` is without them.
-        stuck: whether the first task was found not to fit.
-        held: whether CPUs that the first task needs are kept for deeper tasks.
-        held_since: time since which this is so, or since which one started nevertheless.
-        patience: time after which one starts nevertheless.
-        cpus: CPUs of the machine that a task needs; none in a bundle, which has its own.
-        order: the `rank` of the first task.
-        ages_at: time from which the first task has waited long.
-        least: as in the `Fit` of the demand; with `whole` it is on wholly free devices.
-    """
-
-    __slots__ = (
-        "ages_at",
-        "count",
-        "cpus",
-        "demand",
-        "depth",
-        "held",
-        "held_since",
-        "least",
-        "order",
-        "patience",
-        "priority",
-        "stuck",
-        "tasks",
-        "whole",
-    )
-
-    def __init__(self, key: Key, least: int, patience: float) -> None:
-        self.demand, self.depth, self.priority = key
-        self.cpus = self.demand.cpus if self.demand.within is None else 0
-        self.set_least(least)
-        self.tasks: deque[Task] = deque()
-        self.count = 0
-        self.stuck = False
-        self.order = (0.0, 0)
-        self.ages_at = math.inf
-        self.held = False
-        self.held_since = math.inf
-        self.patience = patience
-
-    def set_least(self, least: int) -> None:
-        self.least, self.whole = least, least >= UNIT
-
-    def __iter__(self) -> Iterator[Task]:
-        return (task for task in self.tasks if self.has(task))
-
-    def has(self, task: Task) -> bool:
-        """Whether the task, which was added once, is still in the line."""
-        return task.state == "queued" and task.depth == self.depth
-
 
 _order = attrgetter("order")
 
@@ -128,7 +64,7 @@ class Queue:
         line = self.line_of(task)
         if line is None:
             least = self._capacity.fit(task.spec.demand).least
-            line = self.lines[_key(task)] = Line(_key(task), least, self._age)
+            line = self.lines[key_of(task)] = Line(key_of(task), least, self._age)
             self._changed.append(line)
         line.count += 1
         if front:
@@ -140,7 +76,7 @@ class Queue:
 
     def line_of(self, task: Task) -> Line | None:
         """The line in which a task waits, if it is queued."""
-        return self.lines.get(_key(task))
+        return self.lines.get(key_of(task))
 
     def push_again(self, task: Task, now: float) -> None:
         """Add a task for another attempt, before all others of its line."""
@@ -151,7 +87,7 @@ class Queue:
         """Give a task that did not start its place in the line again, in the order of tasks."""
         task.worker, task.since = None, task.queued_since
         self.push(task, front=True)
-        line = self.lines[_key(task)]
+        line = self.lines[key_of(task)]
         tasks = line.tasks
         behind = 0
         for at, other in enumerate(tasks):
@@ -173,25 +109,25 @@ class Queue:
 
     def remove(self, task: Task) -> None:
         """Take out a task that is cancelled; the caller has set its new state."""
-        self.take(self.lines[_key(task)], task)
+        self.take(self.lines[key_of(task)], task)
 
     def move(self, task: Task, depth: int) -> None:
         """Let a queued task be the last in the line of another, greater depth."""
-        line = self.lines[_key(task)]
+        line = self.lines[key_of(task)]
         task.depth = depth
         self.take(line, task)
         self._join(task, front=False)
 
     def change(self, task: Task, demand: Demand) -> None:
         """Let a queued task ask for something else, before those of that line that came later."""
-        line, depth = self.lines[_key(task)], task.depth
+        line, depth = self.lines[key_of(task)], task.depth
         if line.tasks[0] is not task:
             line.tasks.remove(task)
         task.depth = -1  # it is not in this line any more
         self.take(line, task)
         task.depth, task.spec = depth, replace(task.spec, demand=demand)
         self._join(task, front=False)
-        line = self.lines[_key(task)]
+        line = self.lines[key_of(task)]
         tasks = line.tasks
         at = last = len(tasks) - 1
         while at and tasks[at - 1].order > task.order:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpunb.scheduler.feasibility import Reserved
+from gpunb.scheduler.line import Line
 from gpunb.scheduler.resources import UNIT
 from gpunb.scheduler.state import State
-
-if TYPE_CHECKING:
-    from gpunb.scheduler.queue import Line
 
 
 @dataclass(slots=True, eq=False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from gpunb.scheduler import events as ev
+from gpunb.scheduler.line import Line
 from gpunb.scheduler.loans import Loans
-from gpunb.scheduler.queue import Line, Queue
+from gpunb.scheduler.queue import Queue
 from gpunb.scheduler.state import State, Task, Worker
 from gpunb.scheduler.timers import Timers
 from gpunb.scheduler.workers import Workers

@@ -39,11 +39,13 @@ def held() -> dict[str, Any]:
     with open("/proc/self/maps") as file:
         mappings = [line for line in file if "memfd:gpunb" in line]
     running = gpunb.is_initialized()
+    status = gpunb.status() if running else {}
     files = [re.sub(r"\d+", "", each) for each in open_files().values()]
     return {
         "mappings": len(mappings),
         "threads": sorted(each.name for each in threading.enumerate()),
-        "objects": gpunb.status()["objects"]["objects"] if running else 0,
+        "objects": status["objects"]["objects"] if running else 0,
+        "tasks": len(status["running"]) + status["queued"] if running else 0,
         # With a session there are more of both as it pleases.
         "descriptors": sorted(each for each in files if not running or "memfd:gpunb" in each),
         "processes": [] if running else sorted(marked()),
@@ -96,6 +98,23 @@ class Results(Work):
     after = do
 
 
+class Calls(Work):
+    """Calls of an executor that would not end by themselves. One runs, one waits."""
+
+    def do(self) -> None:
+        executor = gpunb.Executor()
+        try:
+            executor.submit(time.sleep, 3600)
+            executor.submit(time.sleep, 3600)
+            executor.stop()
+        except KeyboardInterrupt:  # as joblib
+            executor.stop()
+            raise
+
+    def after(self) -> None:
+        works()
+
+
 class Begin(Work):
     def do(self) -> None:
         gpunb.init(**SETTINGS)
@@ -127,6 +146,7 @@ class End(Work):
 WORKS: dict[str, type[Work]] = {
     "arrays": Arrays,
     "results": Results,
+    "calls": Calls,
     "init": Begin,
     "shutdown": End,
 }
@@ -162,7 +182,7 @@ def main(name: str, most: int) -> None:
         eventually(lambda: not held()["processes"], f"no processes, not {held()}")
         assert held()["threads"] == ["MainThread"]
         return
-    lasting = name in ("arrays", "results")
+    lasting = name in ("arrays", "results", "calls")
     if lasting:
         gpunb.init(**SETTINGS)
     far = 1 << 30

@@ -206,9 +206,10 @@ class Executor(concurrent.futures.Executor):
 
     def stop(self) -> None:
         """Accept no more calls, cancel those that wait and interrupt those that run."""
-        self.shutdown(wait=False, cancel_futures=True)
-        for task in list(self._running.values()):
-            task.cancel()
+        with UNDIVIDED:
+            self.shutdown(wait=False, cancel_futures=True)
+            for task in list(self._running.values()):
+                task.cancel()
 
     def has_begun(self, future: _Future[Any]) -> bool:
         """Whether the task of a future has begun."""
@@ -232,17 +233,17 @@ class Executor(concurrent.futures.Executor):
         limit = self._max_workers
         while self._waiting and (limit is None or len(self._running) < limit):
             future, (fn, args, kwargs) = self._waiting[0]
-            try:
-                ref = self._remote(fn).remote(self._initializer, fn, args, kwargs)
-            except BaseException as error:  # pickling an argument may raise anything
-                self._waiting.popleft()
-                future.set_exception(error)
-                self._idle.notify_all()
-                if isinstance(error, KeyboardInterrupt):  # most likely an interrupt by the user
-                    raise
-                continue
-            session = backend.current()
-            with UNDIVIDED:
+            with UNDIVIDED:  # but an interrupt stops the pickling of the arguments
+                try:
+                    ref = self._remote(fn).remote(self._initializer, fn, args, kwargs)
+                except BaseException as error:  # pickling an argument may raise anything
+                    self._waiting.popleft()
+                    future.set_exception(error)
+                    self._idle.notify_all()
+                    if isinstance(error, KeyboardInterrupt):  # most likely one by the user
+                        raise
+                    continue
+                session = backend.current()
                 self._waiting.popleft()
                 future.task_id = ref.task_id
                 self._running[future] = _Task(ref, session)
@@ -274,6 +275,7 @@ class Executor(concurrent.futures.Executor):
                 daemon=True,
             )
             self._thread.start()
+            weakref.finalize(self, self._finished.put, None).atexit = False
 
     def settle(self, future: _Future[Any]) -> None:
         """Give a future the result or error of its task, which is over."""
@@ -287,9 +289,6 @@ class Executor(concurrent.futures.Executor):
             with self._lock:
                 self._settling.discard(future)
                 self._idle.notify_all()
-
-    def __del__(self) -> None:
-        self._finished.put(None)
 
 
 def _settle_all(

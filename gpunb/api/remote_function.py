@@ -22,6 +22,7 @@ from gpunb.protocol.backend import Call, ObjectId
 from gpunb.protocol.same_code import digest_of_function, with_code
 from gpunb.scheduler.options import Options
 from gpunb.scheduler.tasks import TaskSpec
+from gpunb.system.signals import Divisible
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,13 +88,15 @@ class RemoteFunction(Generic[P, R]):
         name: str | None = None,
     ) -> Any:
         """As `remote`, with a sink for the output of the call and a name of its task; None for the
-        usual ones."""
-        self._signature.check(args, kwargs)
-        backend.current()  # starts the session, if there is none, before arguments are pickled
-        spec = self._prepared()
-        if name is not None:
-            spec = dataclasses.replace(spec, name=name)
-        arguments, inputs = pack_arguments(args, kwargs, self._name, self._signature.names)
+        usual ones. In an undivided block an interrupt can still stop the pickling of arguments.
+        """
+        with Divisible():
+            self._signature.check(args, kwargs)
+            backend.current()  # starts the session, if there is none, before arguments are pickled
+            spec = self._prepared()
+            if name is not None:
+                spec = dataclasses.replace(spec, name=name)
+            arguments, inputs = pack_arguments(args, kwargs, self._name, self._signature.names)
         assert self._code is not None
         code, returns = self._code, self._returns
         console = sink.sink(spec.name) if console is None else console

@@ -24,7 +24,7 @@ from gpunb.scheduler.resources import devices_text
 from gpunb.sweeps.storage import Storage
 from gpunb.sweeps.trials import Trial, best
 from gpunb.sweeps.work import Rule, Source, TrialSink, Work, sweep_info
-from gpunb.system.signals import HEARTBEAT
+from gpunb.system.signals import HEARTBEAT, UNDIVIDED
 
 PERIOD = 0.5
 """Seconds between two updates of a view, at least."""
@@ -78,11 +78,11 @@ class Sweep:
         self._thread: threading.Thread | None = None
         try:
             self._fill()
+            self._thread = threading.Thread(target=self._run, name="gpunb-sweep", daemon=True)
+            self._thread.start()
         except BaseException:
             self._give_up()
             raise
-        self._thread = threading.Thread(target=self._run, name="gpunb-sweep", daemon=True)
-        self._thread.start()
 
     # ------------------------------------------------------------------------------ for its users
 
@@ -282,15 +282,17 @@ class Sweep:
                 self._submit(trial)
 
     def _submit(self, trial: Trial) -> None:
-        try:
-            ref = self._work.submit(trial, TrialSink(trial, self._post, self._place, self._info))
-        except Exception as error:
-            if self._thread is None:
-                raise  # to the caller of `gpunb.sweep`
-            self._conclude(trial, "failed", None, error)
-            return
-        self._refs[trial] = ref
-        self._backend.notify(ref.id, lambda: self._post("ended", trial))
+        console = TrialSink(trial, self._post, self._place, self._info)
+        with UNDIVIDED:
+            try:
+                ref = self._work.submit(trial, console)
+            except Exception as error:
+                if self._thread is None:
+                    raise  # to the caller of `gpunb.sweep`
+                self._conclude(trial, "failed", None, error)
+                return
+            self._refs[trial] = ref
+            self._backend.notify(ref.id, lambda: self._post("ended", trial))
 
     def _handle(self, items: Sequence[tuple[str, Any, Any]]) -> None:
         for what, trial, content in items:

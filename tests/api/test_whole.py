@@ -29,7 +29,8 @@ def interrupted(work, most):
 
 
 @pytest.mark.parametrize(
-    ("work", "most"), [("arrays", 150), ("results", 15), ("init", 15), ("shutdown", 10)]
+    ("work", "most"),
+    [("arrays", 150), ("results", 15), ("calls", 15), ("init", 15), ("shutdown", 10)],
 )
 def test_an_interrupt_is_raised_once_and_what_it_hits_is_whole(work, most):
     steps = int(interrupted(work, 0 if FULL else most))

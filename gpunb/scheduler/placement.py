@@ -53,6 +53,7 @@ class Capacity:
         shunned: positions of devices that are given out only if there is no choice.
         lost: the reason for each device, by position, that must not be used any more.
         rooms: the results of `room` since shares changed last.
+        moves: number of changes of shares so far.
         groups: the bundles of each placed group.
         closed: groups in which nothing is placed any more.
     """
@@ -71,6 +72,7 @@ class Capacity:
         self.cpus, self.resources = machine.cpus, dict(machine.resources)
         self.budget = self._most
         self.rooms: dict[frozenset[int], tuple[int, int]] = {}
+        self.moves = 0
         self.shunned: frozenset[int] = frozenset()
         self.groups: dict[int, tuple[Capacity, ...]] = {}
 
@@ -149,6 +151,7 @@ class Capacity:
         it.cpus += sign * allocation.cpus
         if allocation.shares:
             it.rooms.clear()
+            it.moves += 1
         for key, units in allocation.shares:
             at = self.position[key]
             it.shares[at] += sign * units
@@ -160,6 +163,7 @@ class Capacity:
     def shift(self, at: int, units: int) -> None:
         """Change the free units of a device by the units that other sessions give back."""
         self.rooms.clear()
+        self.moves += 1
         self.shares[at] += units
 
     def fit(self, demand: Demand) -> Fit:

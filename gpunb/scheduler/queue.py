@@ -23,7 +23,7 @@ from gpunb.scheduler.resources import Allocation, Demand, Gang
 from gpunb.scheduler.state import State, Task
 from gpunb.scheduler.timers import Timers
 
-_order = attrgetter("order")
+in_turn = attrgetter("order")
 
 
 class Queue:
@@ -43,12 +43,22 @@ class Queue:
         self._obtainable = state.obtainable
         self._changed: list[Line] = []
         self._ages_at = math.inf
+        self._seen: tuple[Reservation | None, int, int] | None = None
         self.room_freed = False
         """Whether room became free, so that any line may fit now."""
 
-    def elapse(self, now: float) -> None:
-        """Count the price of the reservation up to now."""
-        self.costs.elapse(now, self.reservation if self._contested else None)
+    def settle(self, now: float) -> None:
+        """After each event: set the time at which the reservation is given up, unless that is set
+        for an earlier time."""
+        kept, capacity = self.reservation, self._capacity
+        if kept is not None and not self._contested:
+            kept = None
+        seen = kept, capacity.moves, capacity.cpus
+        if seen != self._seen:
+            self._seen = seen
+            end = self.costs.look(now, kept)
+            if end < (self._timers.reservation_end or math.inf):
+                self._timers.set_reservation_end(end)
 
     @property
     def _contested(self) -> bool:
@@ -163,14 +173,13 @@ class Queue:
             line.tasks = deque(line)
 
     def take_changed(self, now: float) -> list[Line]:
-        """The lines to try now, the longest waiting one last; the caller marks each as tried."""
+        """The lines to try now, in any order; the caller marks each as tried."""
         if now >= self._ages_at:
+            self.costs.elapse(now)
             # The first tasks of some stuck lines have waited long by now.
             self._ages_at = math.inf
-            for line in sorted((line for line in self.lines.values() if line.stuck), key=_order):
+            for line in sorted((line for line in self.lines.values() if line.stuck), key=in_turn):
                 self.mark_tried(line, now)
-        if self.reservation is not None and self._contested:
-            self._limit(self.reservation, now)
         if self.room_freed:
             lines = list(self.lines.values())
         elif self._changed:
@@ -178,7 +187,7 @@ class Queue:
         else:
             return []
         self._changed, self.room_freed = [], False
-        lines.sort(key=_order, reverse=True)
+        self.costs.elapse(now)
         return lines
 
     def that_may_fit(self, lines: list[Line], now: float) -> list[Line]:
@@ -186,21 +195,24 @@ class Queue:
         now, because they are too young or another line has one."""
         reservation, capacity = self.reservation, self._capacity
         first, turn, free = None, (math.inf, 0), capacity.room(NO_DEVICES)
-        beside = free
+        beside, may_begin = free, (False, False)
         if reservation is not None:
             first, turn = reservation.line, reservation.line.order
             beside = capacity.room(reservation.reserved.devices)
+        else:
+            may_begin = self.costs.cpus.may_begin, self.costs.devices.may_begin
         cpus = max(0, capacity.cpus)  # below 0 if tasks go on that had lent their CPUs
         return [
             line
             for line in lines
             if (
-                line.cpus <= cpus
-                and line.least <= (free if line.order < turn else beside)[line.whole]
+                line.least <= free[line.whole]
+                and line.cpus <= cpus
+                and (line.least <= beside[line.whole] or line.order < turn)
             )
             or not line.stuck
             or line is first
-            or (first is None and now >= line.ages_at and self._affordable(line))
+            or (now >= line.ages_at and may_begin[line.least > 0])
         ]
 
     def mark_tried(self, line: Line, now: float) -> None:
@@ -223,8 +235,6 @@ class Queue:
             ):
                 self.room_freed = self.room_freed or self.reservation is not None
                 self.reservation = Reservation(line, self._room_for(line), now)
-                if self._contested:
-                    self._limit(self.reservation, now)
 
     def reserved_against(self, line: Line) -> Reserved:
         """The room that the line must leave for another line."""
@@ -242,20 +252,12 @@ class Queue:
         """Whether room may be kept for the line, by the price of all kept room so far."""
         return (self.costs.devices if line.least else self.costs.cpus).may_begin
 
-    def _limit(self, reservation: Reservation, now: float) -> None:
-        """Set the time at which the room is given up, unless that is set for an earlier time."""
-        end = self.costs.end(reservation.reserved, now)
-        if end < (self._timers.reservation_end or math.inf):
-            self._timers.set_reservation_end(end)
-
     def end_reservation(self, now: float) -> None:
         """Give the kept room up, if it has become too dear."""
-        reservation, self._timers.reservation_end = self.reservation, None
-        if reservation is not None and self._contested:
-            if self.costs.end(reservation.reserved, now) <= now:
-                self.drop_reservation()
-            else:
-                self._limit(reservation, now)
+        self.costs.elapse(now)
+        kept, self._timers.reservation_end, self._seen = self.reservation, None, None
+        if kept and self._contested and self.costs.account(kept.reserved).left < 1:
+            self.drop_reservation()
 
     def _room_for(self, line: Line) -> Reserved:
         """Choose the devices with most room, of those that can serve: they are free soonest."""

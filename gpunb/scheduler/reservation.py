@@ -38,13 +38,15 @@ class Account:
     Attributes:
         part: the allowed idle time, as a part of the used time.
         free: idle time that is allowed beyond that.
+        busy, idle: units that tasks use now, and units of kept room that stand idle now.
     """
 
-    __slots__ = ("free", "kept", "part", "used")
+    __slots__ = ("busy", "free", "idle", "kept", "part", "used")
 
     def __init__(self, part: float, free: float) -> None:
         self.part, self.free = part, free
         self.used = self.kept = 0.0
+        self.busy = self.idle = 0
 
     @property
     def left(self) -> float:
@@ -67,39 +69,41 @@ class Costs:
         self.devices = Account(policy.idle_part, policy.idle_free * UNIT * count)
         self.cpus = Account(policy.idle_part, policy.idle_free * UNIT)
         self._last = math.inf
+        self._kept: Reservation | None = None
 
-    def elapse(self, now: float, kept: Reservation | None) -> None:
-        """Count the time since the last call, in which `kept` stood idle while others waited."""
+    def elapse(self, now: float) -> None:
+        """Count the time since the last call. Before that, nothing has become busy or idle."""
         seconds, self._last = now - self._last, now
         if seconds <= 0:
             return
-        self.devices.used += seconds * self._used(self.devices)
-        self.cpus.used += seconds * self._used(self.cpus)
+        self.devices.used += seconds * self.devices.busy
+        self.cpus.used += seconds * self.cpus.busy
+        kept = self._kept
         if kept is not None:
-            idle = seconds * self._idle(kept.reserved)
-            kept.cost += idle
-            self.account(kept.reserved).kept += idle
+            account = self.account(kept.reserved)
+            kept.cost += seconds * account.idle
+            account.kept += seconds * account.idle
+
+    def look(self, now: float, kept: Reservation | None) -> float:
+        """Look at what is busy from now on, and what is idle because it is kept while others wait.
+
+        Returns the time at which the limit is reached if this stays so; infinite if never.
+        """
+        self.elapse(now)
+        capacity, self._kept = self._capacity, kept
+        self.devices.busy = self._all - sum(capacity.shares)
+        self.cpus.busy = capacity.machine.cpus - capacity.cpus
+        if kept is None:
+            return math.inf
+        account = self.account(kept.reserved)
+        if kept.reserved.devices:
+            shares = capacity.shares
+            account.idle = sum([max(0, shares[at]) for at in kept.reserved.devices])
+        else:
+            account.idle = max(0, min(capacity.cpus, kept.reserved.spare.cpus))
+        pace = account.idle - account.part * account.busy
+        return now + max(0.0, account.left) / pace if pace > 0 else math.inf
 
     def account(self, reserved: Reserved) -> Account:
         """The account that pays for this room."""
         return self.devices if reserved.devices else self.cpus
-
-    def end(self, reserved: Reserved, now: float) -> float:
-        """The time at which the limit is reached if no task starts or ends before."""
-        account = self.account(reserved)
-        if account.left < 1:
-            return now
-        pace = self._idle(reserved) - account.part * self._used(account)
-        return now + account.left / pace if pace > 0 else math.inf
-
-    def _used(self, account: Account) -> int:
-        capacity = self._capacity
-        if account is self.devices:
-            return self._all - sum(capacity.shares)
-        return capacity.machine.cpus - capacity.cpus
-
-    def _idle(self, reserved: Reserved) -> int:
-        capacity = self._capacity
-        if reserved.devices:
-            return sum([max(0, capacity.shares[at]) for at in reserved.devices])
-        return max(0, min(capacity.cpus, reserved.spare.cpus))

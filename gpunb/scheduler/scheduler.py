@@ -64,7 +64,6 @@ class Scheduler:
         """The decisions that follow from an event; `now` in seconds, never less than before."""
         decisions: list[ev.Decision] = []
         self.state.decisions = decisions
-        self.queue.elapse(now)
         match event:
             case ev.Finished():
                 self._finished(event, now)
@@ -95,6 +94,7 @@ class Scheduler:
                 self._devices_changed(event, now)
         self.actors.start_calls(now)
         self.starts.start_queued(now)
+        self.queue.settle(now)
         if self.loans.kept or self.timers.loan_check is not None:
             self.loans.update_clock(now)
         self.prepared.start_missing(now)

@@ -7,7 +7,7 @@ import math
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.line import Line
 from gpunb.scheduler.loans import Loans
-from gpunb.scheduler.queue import Queue
+from gpunb.scheduler.queue import Queue, in_turn
 from gpunb.scheduler.state import State, Task, Worker
 from gpunb.scheduler.timers import Timers
 from gpunb.scheduler.workers import Workers
@@ -34,17 +34,17 @@ class Starts:
         while lines := queue.take_changed(now):
             if not idle.warm:
                 lines = queue.that_may_fit(lines, now)
+            lines.sort(key=in_turn, reverse=True)  # the longest waiting one last
             while lines:
-                line = lines.pop()
-                tried = not line.stuck
-                if self._start_from(line, now):
-                    if queue.room_freed:
-                        break  # a reservation ended: other lines may have room again
-                    tried = True
-                    if len(lines) > _FEW_LINES and not idle.warm:
-                        lines = queue.that_may_fit(lines, now)
-                if tried or line.held or queue.reservation is None:
+                line, kept = lines.pop(), queue.reservation
+                tried, started = not line.stuck, self._start_from(line, now)
+                if started and queue.room_freed:
+                    break  # a reservation ended: other lines may have room again
+                if tried or started or line.held or kept is None:
                     queue.mark_tried(line, now)
+                less_room = started or queue.reservation is not kept
+                if less_room and len(lines) > _FEW_LINES and not idle.warm:
+                    lines = queue.that_may_fit(lines, now)
 
     def _start_from(self, line: Line, now: float) -> bool:
         """Start tasks of the line while there is room. True if any started."""

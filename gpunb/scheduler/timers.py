@@ -7,7 +7,6 @@ all others of this sort once there are many.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
@@ -65,10 +64,9 @@ class Timers:
         self._add((due, "loan", 0, 0))
 
     def set_reservation_end(self, due: float) -> None:
-        """Set the end of the time for which room is kept; infinite if there is none."""
+        """Set the end of the time for which room is kept."""
         self.reservation_end = due
-        if due < math.inf:
-            self._add((due, "kept", 0, 0))
+        self._add((due, "kept", 0, 0))
 
     def set_restart(self, constructor: Task, due: float) -> None:
         """Start the constructor of an actor again at that time."""

@@ -131,7 +131,7 @@ def test_room_is_kept_again_when_half_of_the_limit_is_left(core: MakeWorld) -> N
     assert world.waits(busy[2])
     world.advance(25)
     assert busy[2] in world.runs, "the limit of 20 s was reached"
-    world.send(ev.TimeReached())
+    world.scheduler.queue.costs.elapse(world.now)
     kept = world.scheduler.queue.costs.devices.kept / UNIT
     assert kept == pytest.approx((20 + PART * 22) / (1 - PART))
     half = (2 * kept - 20) / PART - world.scheduler.queue.costs.devices.used / UNIT

@@ -153,5 +153,6 @@ def _device(at: int, running: list[dict[str, Any]], turn: int) -> dict[str, Any]
         ]
         * (at % 5 == 0),
         "health": None,
+        "kept": None,
         "history": {"step": 5.0, "memory": points, "utilization": points, "share": points},
     }

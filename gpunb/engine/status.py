@@ -84,7 +84,7 @@ class Status:
         return available(self._engine.scheduler)
 
     def _why(self, ident: TaskId) -> str | None:
-        return self._held_up(ident) or why(self._engine.scheduler, ident)
+        return self._held_up(ident) or why(self._engine.scheduler, ident, time.monotonic())
 
     def _timeline(self) -> dict[str, Any]:
         """Return the whole history, in the order of submission."""
@@ -135,14 +135,14 @@ class Status:
 
     def _groups(self) -> list[dict[str, Any]]:
         """Return the placement groups that have not ended."""
-        scheduler = self._engine.scheduler
+        scheduler, now = self._engine.scheduler, time.monotonic()
         return [
             {
                 "id": each.id,
                 "name": each.new.name,
                 "type": each.new.type,
                 "state": each.facts()["state"],
-                "why": why(scheduler, each.id),
+                "why": why(scheduler, each.id, now),
             }
             for each in self._engine.actors
             if each.kind == "group"

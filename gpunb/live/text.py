@@ -118,8 +118,7 @@ def _device(device: Mapping[str, Any]) -> str:
         facts.append(f"{usage['temperature']:.0f} °C")
     if usage.get("power") is not None:
         facts.append(f"{usage['power']:.0f} W")
-    if device["health"]:
-        facts.append(device["health"])
+    facts += [each for each in (device["health"], device["kept"]) if each]
     text = f"{device['resource']} {device['id']}  {', '.join(facts)}, {device['free']:g} free"
     return escaped(text)
 

@@ -235,6 +235,7 @@ class RayStatus:
                         "resource": "GPU",
                         "vendor": "ray",
                         "capability": None,
+                        "kept": None,
                         "usage": dict(_UNMEASURED),
                         "others": [],
                         "health": None,

@@ -84,6 +84,11 @@ class Costs:
             kept.cost += seconds * account.idle
             account.kept += seconds * account.idle
 
+    def of(self, kept: Reservation, now: float) -> float:
+        """The idle time of this reservation until now."""
+        idle = self.account(kept.reserved).idle if kept is self._kept else 0
+        return kept.cost + max(0.0, now - self._last) * idle
+
     def look(self, now: float, kept: Reservation | None) -> float:
         """Look at what is busy from now on, and what is idle because it is kept while others wait.
 

@@ -17,7 +17,7 @@ from gpunb.scheduler.resources import GPU, TYPE_PREFIX, UNIT, Allocation
 from gpunb.scheduler.scheduler import Scheduler
 from gpunb.scheduler.state import Actor, Task, Worker
 from gpunb.scheduler.tasks import ActorId, TaskId, WorkerId
-from gpunb.scheduler.waiting import why_task_waits
+from gpunb.scheduler.waiting import kept_devices, why_task_waits
 
 VERSION = 1
 """Version of the schema; raised when a field is removed or changes its meaning."""
@@ -29,7 +29,7 @@ SHOWN_PER_LINE = 20
 @frozen
 class DeviceView:
     """A device of the kind `resource`; `memory` in bytes, `free` a share, `held` pairs of (task,
-    share)."""
+    share). `kept` says for which task it is kept, None if for none."""
 
     id: int | str
     key: str
@@ -42,6 +42,7 @@ class DeviceView:
     resource: str = GPU
     vendor: str = "logical"
     capability: str | None = None
+    kept: str | None = None
 
 
 Holding: TypeAlias = tuple[str, int | str, float]
@@ -128,6 +129,7 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
     machine, capacity = scheduler.machine, scheduler.capacity
     holders = _holders(scheduler)
     free = _free_shares(scheduler)
+    reserved, kept = kept_devices(scheduler, now)
     devices = tuple(
         DeviceView(
             each.id,
@@ -141,6 +143,7 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
             each.resource,
             each.vendor,
             each.capability,
+            kept if at in reserved else None,
         )
         for at, each in enumerate(machine.devices)
     )
@@ -250,12 +253,12 @@ def devices_of_group(scheduler: Scheduler, allocation: Allocation) -> list[str]:
     return [share[0] for place in places for share in place if share is not None]
 
 
-def why(scheduler: Scheduler, ident: TaskId) -> str | None:
-    """The reason why a task waits, in words; None if it does not wait."""
+def why(scheduler: Scheduler, ident: TaskId, now: float) -> str | None:
+    """The reason why a task waits at time `now`, in words; None if it does not wait."""
     task = scheduler.tasks.get(ident)
     if task is None or task.state == "running":
         return None
-    return why_task_waits(scheduler, task, _busy(_holders(scheduler)))
+    return why_task_waits(scheduler, task, _busy(_holders(scheduler)), now)
 
 
 def _holders(scheduler: Scheduler) -> dict[int, dict[TaskId, int]]:
@@ -295,11 +298,11 @@ def _waiting(
     for line in scheduler.queue.lines.values():
         reason: str | None = None
         for task in itertools.islice(line, SHOWN_PER_LINE):
-            reason = reason or why_task_waits(scheduler, task, busy)
+            reason = reason or why_task_waits(scheduler, task, busy, now)
             jobs.append(_job(scheduler, task, now, reason))
     unready = (task for task in scheduler.tasks.values() if task.state == "waiting")
     jobs.extend(
-        _job(scheduler, task, now, why_task_waits(scheduler, task, busy))
+        _job(scheduler, task, now, why_task_waits(scheduler, task, busy, now))
         for task in itertools.islice(unready, SHOWN_PER_LINE)
     )
     return sorted(jobs, key=lambda job: job.id)

@@ -18,25 +18,27 @@ from gpunb.scheduler.tasks import ActorId, TaskId
 _NEXT = "is next in line"
 
 
-def why_task_waits(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]]) -> str:
+def why_task_waits(
+    scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]], now: float
+) -> str:
     """The reason why a task does not run. `busy` maps positions of devices to the tasks there."""
-    text, priority = _why(scheduler, task, busy), task.spec.priority
+    text, priority = _why(scheduler, task, busy, now), task.spec.priority
     return f"{text}; priority {priority}" if priority else text
 
 
-def _why(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]]) -> str:
+def _why(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]], now: float) -> str:
     if task.needs:
         shown = ", ".join(f"#{need}" for need in sorted(task.needs)[:4])
         return f"takes the result of {shown}" + (" and others" if len(task.needs) > 4 else "")
     if task.actor is not None and task.is_call:
-        return _why_call_waits(scheduler, task.actor, busy)
+        return _why_call_waits(scheduler, task.actor, busy, now)
     if task.state == "waiting":
         crashes = scheduler.state.actors[task.id].failed_starts
         times = "once" if crashes == 1 else f"{crashes} times"
         return f"starts again after a pause, as its process has ended {times} while it was made"
     text = why_demand_waits(task.spec.demand, scheduler.capacity, busy)
     if (group := group_of(task.spec.demand)) is not None:
-        return _why_group_waits(scheduler, group, busy) or text
+        return _why_group_waits(scheduler, group, busy, now) or text
     if text != _NEXT:
         others = scheduler.peers.why(task.spec.demand)
         return f"{text}; {others}" if others else text
@@ -45,27 +47,44 @@ def _why(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]]) -> str
         return "the free CPUs are lent by tasks that wait, and kept for what they wait for"
     kept = scheduler.queue.reservation
     if kept and kept.line.demand != task.spec.demand:
-        return _why_room_is_kept(scheduler, kept)
+        return _why_room_is_kept(scheduler, kept, now)
     if scheduler.workers.full:
         most = scheduler.state.policy.max_workers
         return f"{most} worker processes run, which is the most allowed"
     return text
 
 
-def _why_room_is_kept(scheduler: Scheduler, kept: Reservation) -> str:
+def _why_room_is_kept(scheduler: Scheduler, kept: Reservation, now: float) -> str:
     """For whom the free room is kept, and the price of that so far, in words."""
     devices = [scheduler.machine.devices[at] for at in sorted(kept.reserved.devices)]
     where = some_text([f"{each.resource} {each.id}" for each in devices])
     what = f"{where} {'are' if len(devices) > 1 else 'is'}" if devices else "what is free is"
     line = kept.line
     text = f"{what} kept for #{line.tasks[0].id} ({line.demand}), which has waited longest"
-    if kept.cost < UNIT or not devices:
-        return text
-    return f"{text}; {time_text(kept.cost / UNIT)} of {devices[0].resource} time so far"
+    return f"{text}{_cost_text(scheduler, kept, now)}"
+
+
+def _cost_text(scheduler: Scheduler, kept: Reservation, now: float) -> str:
+    cost = scheduler.queue.costs.of(kept, now) / UNIT
+    if cost < 1 or not kept.reserved.devices:
+        return ""
+    kind = scheduler.machine.devices[min(kept.reserved.devices)].resource
+    return f"; {time_text(cost)} of {kind} time so far"
+
+
+def kept_devices(scheduler: Scheduler, now: float) -> tuple[frozenset[int], str]:
+    """The positions of the devices that are kept for a task, and the task, the time for which they
+    are and the price so far, in words."""
+    kept = scheduler.queue.reservation
+    if kept is None:
+        return frozenset(), ""
+    task, since = kept.line.tasks[0].id, time_text(now - kept.since)
+    cost = _cost_text(scheduler, kept, now)
+    return kept.reserved.devices, f"kept for #{task} for {since}{cost}"
 
 
 def _why_group_waits(
-    scheduler: Scheduler, group: ActorId, busy: dict[int, list[TaskId]]
+    scheduler: Scheduler, group: ActorId, busy: dict[int, list[TaskId]], now: float
 ) -> str | None:
     """The reason why nothing runs in a placement group; None if the group is placed."""
     if group in scheduler.capacity.closed:
@@ -76,10 +95,12 @@ def _why_group_waits(
     waits = f"waits for placement group #{group} to be placed"
     if constructor.state == "running":
         return waits
-    return f"{waits}: {why_task_waits(scheduler, constructor, busy)}"
+    return f"{waits}: {why_task_waits(scheduler, constructor, busy, now)}"
 
 
-def _why_call_waits(scheduler: Scheduler, actor: ActorId, busy: dict[int, list[TaskId]]) -> str:
+def _why_call_waits(
+    scheduler: Scheduler, actor: ActorId, busy: dict[int, list[TaskId]], now: float
+) -> str:
     constructor = scheduler.tasks.get(actor)
     if constructor is None:
         return f"waits for its turn in actor #{actor}"
@@ -87,7 +108,7 @@ def _why_call_waits(scheduler: Scheduler, actor: ActorId, busy: dict[int, list[T
     starts = f"waits for actor #{actor} to {'have its devices again' if parked else 'start'}"
     if constructor.state == "running":
         return starts
-    return f"{starts}: {why_task_waits(scheduler, constructor, busy)}"
+    return f"{starts}: {why_task_waits(scheduler, constructor, busy, now)}"
 
 
 def why_demand_waits(

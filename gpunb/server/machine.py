@@ -98,6 +98,7 @@ def _described(device: Device, usage: accelerators.Usage | None) -> dict[str, An
         "logical": device.logical,
         "free": 1.0,
         "held": [],
+        "kept": None,
         "usage": now,
         "others": [
             {**unknown, "pid": pid, "memory": memory, "kind": "outsider"}

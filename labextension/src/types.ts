@@ -104,6 +104,8 @@ export interface Device {
   others: Other[];
   usage: Record<string, number | null>;
   health?: string | null;
+  /** For which job it is kept. */
+  kept?: string | null;
 }
 
 export interface Counts {

@@ -212,6 +212,14 @@ BOXES = """
 """
 
 
+def test_a_device_says_for_whom_it_is_kept(draw: Draw) -> None:
+    facts = shared()
+    facts["devices"][0]["kept"] = text = "kept for #12 for 40 s; 2 min of GPU time so far"
+    page = draw(facts)
+    said = page.locator(".gm-facts").inner_text().replace("\u00a0", " ")
+    assert said.endswith(f" W · {text}")
+
+
 @pytest.mark.parametrize("width", [240, 900])
 def test_a_device_shows_shares_and_memory_to_scale(draw: Draw, width: int) -> None:
     page = draw(shared(), width=width)

@@ -26,6 +26,7 @@ DEVICE = {
     "others": [],
     "usage": {"memory_used": None, "memory_total": None, "utilization": None},
     "health": None,
+    "kept": None,
     "resource": "GPU",
 }
 

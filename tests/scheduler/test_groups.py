@@ -10,7 +10,7 @@ from gpunb.scheduler import events as ev
 from gpunb.scheduler.groups import lacks
 from gpunb.scheduler.placement import Capacity
 from gpunb.scheduler.resources import UNIT, Demand, Gang, Within
-from gpunb.scheduler.snapshot import snapshot, why
+from gpunb.scheduler.snapshot import snapshot
 from gpunb.scheduler.tasks import ActorDied, Crashed, Deadlocked, Refused, Succeeded
 from tests.scheduler.world import World, ask, machine
 
@@ -57,12 +57,12 @@ def test_a_group_that_waits_says_which_bundle_has_no_place() -> None:
     world = World(machine(gpus=2))
     task = world.fresh(ONE)
     group = world.group(ONE, ONE)
-    reason = why(world.scheduler, group)
+    reason = world.why(group)
     assert reason is not None
     assert "all 2 bundles are placed at once; bundle 1 needs 1 whole GPU; 0 of 2" in reason
     assert f"held by #{task}" in reason
     inner = world.fresh(inside(ONE, group))
-    waits = why(world.scheduler, inner)
+    waits = world.why(inner)
     assert waits == f"waits for placement group #{group} to be placed: {reason}"
 
 

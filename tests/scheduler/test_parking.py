@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunb.scheduler import events as ev
-from gpunb.scheduler.snapshot import snapshot, why
+from gpunb.scheduler.snapshot import snapshot
 from gpunb.scheduler.tasks import ActorDied, Succeeded
 from tests.scheduler.world import acts, ask
 
@@ -49,7 +49,7 @@ def test_a_call_waits_until_the_device_is_free(core):
     other = world.fresh(ask(gpus=1))
     call = world.call(actor)
     assert world.waits(call)
-    reason = why(world.scheduler, call)
+    reason = world.why(call)
     assert reason.startswith(f"waits for actor #{actor} to have its devices again: needs 0.5")
     assert f"held by #{other}" in reason
     world.done(other)

@@ -6,7 +6,7 @@ import pytest
 
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.resources import UNIT
-from gpunb.scheduler.snapshot import available, snapshot, why
+from gpunb.scheduler.snapshot import available, snapshot
 from gpunb.scheduler.tasks import ActorDied, Cancelled, Succeeded
 from tests.scheduler.world import acts, ask, machine
 
@@ -229,7 +229,7 @@ def test_the_holder_of_a_share_is_named(core):
     world.others["gpu-0"] = (6000, 0)
     world.send(ev.PeersChanged((ev.PeerShare("gpu-0", 6000, 0, whose),)))
     task = world.fresh(ask(gpus=0.5))
-    assert why(world.scheduler, task) == (
+    assert world.why(task) == (
         "needs 0.5 of one GPU; the largest free share is 0.4 on GPU 0; 0.6 of GPU 0 is held by "
         "another kernel (pid 4711, /home/a/train.ipynb)"
     )
@@ -252,7 +252,7 @@ def test_max_gpus_limits_the_shares_given_out(core):
     first, second = world.fresh(ask(gpus=1)), world.fresh(ask(gpus=1))
     half = world.fresh(ask(gpus=0.5))
     assert world.running() == [first, half]
-    assert "has 1.5 of the 1.5 that it may have at once (max_gpus)" in why(world.scheduler, second)
+    assert "has 1.5 of the 1.5 that it may have at once (max_gpus)" in world.why(second)
     assert "GPU" not in available(world.scheduler)
     world.done(half)
     assert world.waits(second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunb.scheduler.options import ActorOptions, Options
-from gpunb.scheduler.snapshot import snapshot, why
+from gpunb.scheduler.snapshot import snapshot
 from tests.scheduler.conftest import MakeWorld
 from tests.scheduler.world import World, ask
 
@@ -115,7 +115,7 @@ def test_snapshot_and_reason_name_the_priority(core: MakeWorld) -> None:
     assert [(each.priority, each.waits_for) for each in view.waiting] == [
         (5, "needs 1 whole GPU; 0 of 1 are wholly free, held by #1; priority 5")
     ]
-    assert (why(world.scheduler, high) or "").endswith("; priority 5")
+    assert (world.why(high) or "").endswith("; priority 5")
 
 
 @pytest.mark.parametrize("options", [Options(), ActorOptions()])

@@ -7,7 +7,6 @@ import pytest
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.auto_share import Choice
 from gpunb.scheduler.resources import UNIT, Demand
-from gpunb.scheduler.snapshot import why
 from tests.scheduler.conftest import MakeWorld
 from tests.scheduler.world import World, ask
 
@@ -116,7 +115,7 @@ def test_a_reservation_lets_others_use_what_it_does_not_need(core: MakeWorld) ->
     assert world.waits(*small)
     world.done(busy[2])
     assert world.gpus(small[0]) == [1]
-    assert why(world.scheduler, small[1]) == (
+    assert world.why(small[1]) == (
         "GPU 0 and GPU 2 are kept for #6 (2 GPU), which has waited longest"
     )
     for task in (busy[0], busy[1], busy[4]):
@@ -143,7 +142,7 @@ def test_tasks_held_up_by_a_reservation_start_when_it_ends(core: MakeWorld) -> N
     world.advance(11)
     steps_back = world.submit(ask(cpus=3))
     assert world.waits(steps_back)
-    assert "kept for #2 (2 GPU, 1 CPU)" in (why(world.scheduler, steps_back) or "")
+    assert "kept for #2 (2 GPU, 1 CPU)" in (world.why(steps_back) or "")
     world.done(busy)
     assert world.running() == [large, steps_back]
 

@@ -14,7 +14,7 @@ from gpunb.scheduler import events as ev
 from gpunb.scheduler.policy import Policy
 from gpunb.scheduler.resources import UNIT, Demand
 from gpunb.scheduler.scheduler import Scheduler
-from gpunb.scheduler.snapshot import why
+from gpunb.scheduler.snapshot import snapshot
 from gpunb.scheduler.tasks import Succeeded, TaskSpec
 from tests.scheduler.conftest import MakeWorld
 from tests.scheduler.world import World, ask, machine
@@ -175,11 +175,13 @@ def test_request_of_two_devices_pays_for_both(core: MakeWorld) -> None:
     small = world.fresh(ask(gpus=1))
     assert world.waits(large, small)
     world.advance(10)
-    world.send(ev.TimeReached())
-    assert why(world.scheduler, small) == (
+    assert world.why(small) == (
         "GPU 0, GPU 1 and GPU 2 are kept for #4 (3 GPU), which has waited longest; "
         "20 s of GPU time so far"
     )
+    devices = snapshot(world.scheduler, world.now).devices
+    assert {each.kept for each in devices} == {"kept for #4 for 10 s; 20 s of GPU time so far"}
+    world.scheduler.queue.costs.elapse(world.now)
     assert world.scheduler.queue.costs.devices.kept == 2 * 10 * UNIT
 
 

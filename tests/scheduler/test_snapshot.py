@@ -8,7 +8,7 @@ import pytest
 
 from gpunb.scheduler.resources import UNIT, Device, Machine
 from gpunb.scheduler.scheduler import Scheduler
-from gpunb.scheduler.snapshot import SHOWN_PER_LINE, ActorView, available, snapshot, why
+from gpunb.scheduler.snapshot import SHOWN_PER_LINE, ActorView, available, snapshot
 from tests.scheduler.conftest import MakeWorld
 from tests.scheduler.world import World, ask
 
@@ -33,6 +33,7 @@ def test_snapshot_of_an_idle_machine(core: MakeWorld) -> None:
                 "resource": "GPU",
                 "vendor": "logical",
                 "capability": None,
+                "kept": None,
             }
         ],
         "cpus": 2.0,
@@ -139,7 +140,7 @@ def test_why_a_call_waits_for_its_actor(core: MakeWorld) -> None:
     world = core(gpus=1)
     source = world.fresh(ask(gpus=1))
     queued, unready, starting = world.actor(ask(gpus=1)), world.actor(needs=[source]), world.actor()
-    texts = [why(world.scheduler, world.call(each)) for each in (queued, unready, starting)]
+    texts = [world.why(world.call(each)) for each in (queued, unready, starting)]
     assert texts == [
         "waits for actor #2 to start: needs 1 whole GPU; 0 of 1 are wholly free, held by #1",
         "waits for actor #3 to start: takes the result of #1",
@@ -148,7 +149,7 @@ def test_why_a_call_waits_for_its_actor(core: MakeWorld) -> None:
     world.finish(starting)
     running, waits = world.call(starting), world.call(starting)
     assert running
-    assert why(world.scheduler, waits) == f"waits for its turn in actor #{starting}"
+    assert world.why(waits) == f"waits for its turn in actor #{starting}"
 
 
 def test_available_resources(core: MakeWorld) -> None:
@@ -171,26 +172,26 @@ def test_overdrawn_cpus_are_shown_as_none_free(core: MakeWorld) -> None:
     waits = world.submit()
     assert view(world)["cpus_free"] == 0.0
     assert "CPU" not in available(world.scheduler)
-    assert why(world.scheduler, waits) == "needs 1 CPU; 0 of 1 are free"
+    assert world.why(waits) == "needs 1 CPU; 0 of 1 are free"
 
 
 def test_why_a_task_waits(core: MakeWorld) -> None:
     world = core(gpus=2, cpus=4, max_workers=3)
     first, second = world.fresh(ask(gpus=0.7)), world.fresh(ask(gpus=0.6))
     waits = world.fresh(ask(gpus=0.6))
-    assert why(world.scheduler, waits) == (
+    assert world.why(waits) == (
         f"needs 0.6 of one GPU; the largest free share is 0.4 on GPU 1, held by #{second}"
     )
-    assert why(world.scheduler, first) is None
-    assert why(world.scheduler, 99) is None
+    assert world.why(first) is None
+    assert world.why(99) is None
     sources = [world.submit() for _ in range(2)]
     limited = world.submit()
-    assert why(world.scheduler, limited) == ("3 worker processes run, which is the most allowed")
+    assert world.why(limited) == ("3 worker processes run, which is the most allowed")
     many = world.submit(needs=[first, second, waits, *sources])
-    assert why(world.scheduler, many) == "takes the result of #1, #2, #3, #4 and others"
+    assert world.why(many) == "takes the result of #1, #2, #3, #4 and others"
     actor = world.actor()
     call = world.call(actor)
-    assert why(world.scheduler, call) == (
+    assert world.why(call) == (
         f"waits for actor #{actor} to start: 3 worker processes run, which is the most allowed"
     )
 
@@ -201,9 +202,7 @@ def test_why_a_task_waits_behind_a_reservation(core: MakeWorld) -> None:
     world.submit(ask(cpus=2))
     world.advance(11)
     waits = world.submit()
-    assert why(world.scheduler, waits) == (
-        "what is free is kept for #2 (2 CPU), which has waited longest"
-    )
+    assert world.why(waits) == ("what is free is kept for #2 (2 CPU), which has waited longest")
 
 
 def test_many_waiting_are_counted(core: MakeWorld) -> None:

@@ -27,6 +27,7 @@ from gpunb.scheduler.resources import (
     Within,
 )
 from gpunb.scheduler.scheduler import Scheduler
+from gpunb.scheduler.snapshot import why
 from gpunb.scheduler.tasks import (
     ActorDied,
     ActorId,
@@ -510,6 +511,10 @@ class World:
         return all(
             self.scheduler.tasks[task].state in ("queued", "waiting") for task in tasks
         ) and not any(task in self.runs for task in tasks)
+
+    def why(self, task: TaskId) -> str | None:
+        """The reason why it waits, in words."""
+        return why(self.scheduler, task, self.now)
 
     def free(self) -> list[float]:
         return [each / UNIT for each in self.scheduler.capacity.shares]

@@ -60,6 +60,7 @@ function factsOf(device, total) {
   if (known(usage.temperature)) facts.push(`${Math.round(usage.temperature)} °C`);
   if (known(usage.power)) facts.push(`${Math.round(usage.power)} W`);
   if (device.health) facts.push(`⚠ ${device.health}`);
+  if (device.kept) facts.push(device.kept);
   return facts;
 }
 

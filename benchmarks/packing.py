@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.trace_data import WORKLOADS, Task, nodes, tasks
+from benchmarks.trace_data import WORKLOADS, Node, Task, Trace
 
 WHOLE = 1000
 SEEDS = range(42, 52)
@@ -40,17 +40,16 @@ _NOWHERE = 1 << 40
 class Cluster:
     """The free room of all machines; `gpus` has a row for each machine, with -1 for no GPU."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, nodes: Sequence[Node], seed: int) -> None:
         """The machines are in a random order: kinds of machines are not to be filled in turn."""
-        expanded = [each for each in nodes() for _ in range(each.count)]
-        random.Random(seed).shuffle(expanded)
-        self.models = np.array([each.model for each in expanded])
-        self.cpu: Ints = np.array([each.cpu for each in expanded])
-        self.memory: Ints = np.array([each.memory for each in expanded])
-        has = np.array([each.gpus for each in expanded])
+        mixed = random.Random(seed).sample(nodes, len(nodes))
+        self.models = np.array([each.model for each in mixed])
+        self.cpu: Ints = np.array([each.cpu for each in mixed])
+        self.memory: Ints = np.array([each.memory for each in mixed])
+        has = np.array([each.gpus for each in mixed])
         self.gpus: Ints = np.where(np.arange(has.max()) < has[:, None], WHOLE, -1)
         self.total = int(has.sum()) * WHOLE
-        self._accepts: dict[str, Mask] = {"": np.ones(len(expanded), bool)}
+        self._accepts: dict[str, Mask] = {"": np.ones(len(mixed), bool)}
 
     def suitable(self, task: Task) -> Mask:
         """The machines with CPUs, memory and a model of GPU for the task."""
@@ -130,10 +129,10 @@ RULES: dict[str, Rule] = {
 }
 
 
-def arrivals(workload: str, seed: int, total: int) -> Iterator[Task]:
+def arrivals(known: Sequence[Task], seed: int, total: int) -> Iterator[Task]:
     """The tasks of a workload in random order, and then more of them drawn at random, until they
     have asked for all GPUs."""
-    chance, known = random.Random(seed), list(tasks(workload))
+    chance = random.Random(seed)
     first = chance.sample(known, len(known))
     asked, at = 0, 0
     while asked < total:
@@ -142,10 +141,10 @@ def arrivals(workload: str, seed: int, total: int) -> Iterator[Task]:
         yield task
 
 
-def allocated(workload: str, seed: int, rule: Rule) -> float:
+def allocated(nodes: Sequence[Node], tasks: Sequence[Task], seed: int, rule: Rule) -> float:
     """Percent of the cluster's GPUs that are given out in the end."""
-    cluster, given = Cluster(seed), 0
-    for task in arrivals(workload, seed, cluster.total):
+    cluster, given = Cluster(nodes, seed), 0
+    for task in arrivals(tasks, seed, cluster.total):
         given += task.asked * place(cluster, task, rule)
     return 100 * given / cluster.total
 
@@ -173,13 +172,14 @@ def place(cluster: Cluster, task: Task, rule: Rule) -> bool:
     return True
 
 
-def table() -> list[tuple[str, list[float]]]:
+def table(trace: Trace) -> list[tuple[str, list[float]]]:
     """A row for each rule: percent for each of WORKLOADS, the mean of ten runs."""
     rows = [(name, list(values)) for name, values in PUBLISHED.items()]
+    workloads = [trace.tasks(name) for name in WORKLOADS]
     for name, rule in RULES.items():
         means = [
-            statistics.mean(allocated(workload, seed, rule) for seed in SEEDS)
-            for workload in WORKLOADS
+            statistics.mean(allocated(trace.nodes, tasks, seed, rule) for seed in SEEDS)
+            for tasks in workloads
         ]
         rows.append((name, means))
     return rows

@@ -1,34 +1,33 @@
-"""The published trace of a GPU cluster, reduced to the tables in `data/openb`.
+"""A published trace of a GPU cluster, read from its files.
 
-python -m benchmarks.trace_data FOLDER      # writes them again from the CSV files of the trace
+The folder has files `openb_*.csv`: those of `data/csv` in
+https://github.com/hkust-adsl/kubernetes-scheduler-simulator (Apache License 2.0), the repository of
+
+    Qizhen Weng, Lingyun Yang, Yinghao Yu, Wei Wang, Xiaochuan Tang, Guodong Yang, Liping Zhang:
+    Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent.
+    USENIX ATC 2023.
+
+Alibaba published the trace as `cluster-trace-gpu-v2023` in https://github.com/alibaba/clusterdata.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
-import math
-import sys
-from collections import Counter
-from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = Path(__file__).parent / "data" / "openb"
 WORKLOADS = ("default", "gpushare100", "gpuspec33", "multigpu50", "cpu250")
-
-Rows = Iterable[Iterable[object]]
 
 
 class Node(NamedTuple):
-    """Machines of one kind; `cpu` in thousandths, `memory` in MiB."""
+    """A machine; `cpu` in thousandths, `memory` in MiB."""
 
     cpu: int
     memory: int
     gpus: int
     model: str
-    count: int
 
 
 class Task(NamedTuple):
@@ -47,116 +46,60 @@ class Task(NamedTuple):
 
 
 class Lived(NamedTuple):
-    """A GPU task of the trace, and the seconds that it ran; `kind` numbers its request."""
+    """A GPU task of the trace, and the seconds that it ran; equal requests are of one `kind`."""
 
-    kind: int
+    kind: Task
     gpus: int
     share: int
-    seconds: int
+    seconds: float
 
 
-@functools.cache
-def nodes() -> tuple[Node, ...]:
-    """The machines with GPUs."""
-    return tuple(
-        Node(*map(int, row[:3]), row[3], int(row[4]))  # type: ignore[call-arg]
-        for row in _read("nodes.csv")
-    )
+class Trace:
+    """The trace in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @functools.cached_property
+    def nodes(self) -> list[Node]:
+        """The machines with GPUs."""
+        return [
+            Node(int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
+            for row in self._rows("openb_node_list_gpu_node.csv")
+        ]
+
+    def tasks(self, workload: str) -> list[Task]:
+        """The requests of a workload."""
+        return [_task(row) for row in self._rows(f"openb_pod_list_{workload}.csv")]
+
+    @functools.cached_property
+    def lived(self) -> list[Lived]:
+        """The GPU tasks of the default workload that came to an end."""
+        found = []
+        for row in self._gpu_tasks():
+            began = float(row["scheduled_time"] or row["creation_time"])
+            seconds, task = float(row["deletion_time"]) - began, _task(row)
+            if seconds > 0:
+                found.append(Lived(task, task.gpus, task.share, seconds))
+        return found
+
+    @functools.cached_property
+    def gaps(self) -> list[float]:
+        """Seconds between two arrivals of GPU tasks."""
+        times = sorted(float(row["creation_time"]) for row in self._gpu_tasks())
+        return [after - before for before, after in pairwise(times)]
+
+    def _gpu_tasks(self) -> list[dict[str, str]]:
+        rows = self._rows("openb_pod_list_default.csv")
+        return [row for row in rows if row["num_gpu"] != "0" and row["deletion_time"]]
+
+    def _rows(self, name: str) -> list[dict[str, str]]:
+        with open(self._folder / name, newline="") as file:
+            return list(csv.DictReader(file))
 
 
-@functools.cache
-def tasks(workload: str) -> tuple[Task, ...]:
-    """The requests of a workload, each as often as it was made."""
-    column = 5 + WORKLOADS.index(workload)
-    found: list[Task] = []
-    for row in _read("tasks.csv"):
-        found += [Task(*map(int, row[:4]), row[4])] * int(row[column])  # type: ignore[call-arg]
-    return tuple(found)
-
-
-@functools.cache
-def lived() -> tuple[Lived, ...]:
-    """The GPU tasks of the default workload with their durations, each as often as there was."""
-    found: list[Lived] = []
-    for row in _read("lives.csv"):
-        found += [Lived(*map(int, row[:4]))] * int(row[4])
-    return tuple(found)
-
-
-@functools.cache
-def gaps() -> tuple[int, ...]:
-    """Seconds between two arrivals of GPU tasks, each as often as there were."""
-    found: list[int] = []
-    for seconds, count in _read("gaps.csv"):
-        found += [int(seconds)] * int(count)
-    return tuple(found)
-
-
-def _read(name: str) -> list[list[str]]:
-    with open(FOLDER / name, newline="") as file:
-        return list(csv.reader(file))[1:]
-
-
-# ----------------------------------------------------------------------------------- reducing
-
-
-def reduce(folder: Path) -> None:
-    """Write the tables from the files `openb_*.csv` of the trace."""
-    machines = Counter(
-        (each["cpu_milli"], each["memory_mib"], each["gpu"], each["model"])
-        for each in _rows(folder / "openb_node_list_gpu_node.csv")
-    )
-    _write("nodes.csv", "cpu,memory,gpus,model,count", [(*k, n) for k, n in machines.items()])
-    counts = {
-        name: Counter(map(_task, _rows(folder / f"openb_pod_list_{name}.csv")))
-        for name in WORKLOADS
-    }
-    every = sorted({task for each in counts.values() for task in each})
-    columns = ",".join(("cpu,memory,gpus,share,models", *WORKLOADS))
-    _write("tasks.csv", columns, [(*task, *(counts[w][task] for w in WORKLOADS)) for task in every])
-    pods = [
-        each
-        for each in _rows(folder / "openb_pod_list_default.csv")
-        if each["num_gpu"] != "0" and each["deletion_time"]
-    ]
-    kinds = {task: at for at, task in enumerate(sorted(set(map(_task, pods))))}
-    lives: Counter[Lived] = Counter()
-    for pod in pods:
-        task = _task(pod)
-        began = float(pod["scheduled_time"] or pod["creation_time"])
-        seconds = _rounded(float(pod["deletion_time"]) - began)
-        if seconds > 0:
-            lives[Lived(kinds[task], task.gpus, task.share, seconds)] += 1
-    _write("lives.csv", "kind,gpus,share,seconds,count", [(*k, lives[k]) for k in sorted(lives)])
-    times = sorted(float(pod["creation_time"]) for pod in pods)
-    between = Counter(_rounded(after - before) for before, after in pairwise(times))
-    _write("gaps.csv", "seconds,count", sorted(between.items()))
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _task(pod: dict[str, str]) -> Task:
-    gpus = int(pod["num_gpu"])
-    share = int(pod["gpu_milli"]) if gpus else 0
-    cpu, memory = int(pod["cpu_milli"]), int(pod["memory_mib"])
-    return Task(cpu, memory, gpus, share, pod.get("gpu_spec") or "")
-
-
-def _rounded(seconds: float) -> int:
-    """Seconds with two digits."""
-    if seconds < 100:
-        return round(seconds)
-    return round(seconds, 1 - math.floor(math.log10(seconds))).__int__()
-
-
-def _write(name: str, head: str, rows: Rows) -> None:
-    with open(FOLDER / name, "w", newline="") as file:
-        file.write(f"{head}\n")
-        csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-if __name__ == "__main__":
-    reduce(Path(sys.argv[1]))
+def _task(row: dict[str, str]) -> Task:
+    gpus = int(row["num_gpu"])
+    share = int(row["gpu_milli"]) if gpus else 0
+    cpu, memory = int(row["cpu_milli"]), int(row["memory_mib"])
+    return Task(cpu, memory, gpus, share, row.get("gpu_spec") or "")

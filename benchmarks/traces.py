@@ -1,11 +1,12 @@
 """Waiting on one machine with the jobs of a published trace, and GPUs allocated on a cluster.
 
-    python -m benchmarks.traces            # both tables, as Markdown; some minutes
-    python -m benchmarks.traces waiting --jobs 100000 --gpus 16 --rules ours
-    python -m benchmarks.traces picture docs/images/waiting.png
+    python -m benchmarks.traces FOLDER              # all tables, as Markdown; an hour
+    python -m benchmarks.traces FOLDER waiting --jobs 100000 --gpus 16 --rules ours --seeds 1
+    python -m benchmarks.traces FOLDER picture docs/images/waiting.png
 
-The jobs, their durations and the gaps between their arrivals are drawn from the trace. The machine
-has cards of 40 GiB. For `ours` the scheduler itself decides, in simulated time.
+`trace_data.py` says where the files of the folder come from. The jobs, their durations and the gaps
+between their arrivals are drawn from the trace. The machine has cards of 40 GiB. For `ours` the
+scheduler itself decides, in simulated time.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.lines import quantile
-from benchmarks.trace_data import Lived, gaps, lived
+from benchmarks.trace_data import WORKLOADS, Lived, Trace
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.auto_share import Choice, Run, choose
 from gpunb.scheduler.policy import Policy
@@ -34,6 +36,7 @@ from gpunb.scheduler.tasks import Succeeded, TaskSpec
 
 MEMORY = 40 * 2**30
 LOAD = 0.6
+LOADS = (0.5, 0.7, 0.9)
 """GPU-seconds that the jobs need, as a part of what the machine has."""
 
 LONGEST = 86_400
@@ -51,7 +54,7 @@ class Job(NamedTuple):
     arrival: float
     seconds: float
     units: int
-    kind: int
+    kind: Hashable
 
 
 @dataclass(slots=True)
@@ -71,17 +74,17 @@ class Outcome:
         return now + job.seconds
 
 
-def draw(gpus: int, count: int, seed: int, load: float = LOAD) -> list[Job]:
+def draw(trace: Trace, gpus: int, count: int, seed: int, load: float = LOAD) -> list[Job]:
     """Jobs of the trace that fit on so many GPUs."""
     chance = random.Random(seed)
-    known = [each for each in lived() if each.gpus <= gpus and each.seconds <= LONGEST]
+    known = [each for each in trace.lived if each.gpus <= gpus and each.seconds <= LONGEST]
     chosen = chance.choices(known, k=count)
-    pauses = chance.choices(gaps(), k=count)
+    pauses = chance.choices(trace.gaps, k=count)
     need = sum(each.seconds * _units(each) for each in chosen) / UNIT
     pace = need / (load * gpus) / sum(pauses)
     arrivals = itertools.accumulate(pause * pace for pause in pauses)
     return [
-        Job(at, float(each.seconds), _units(each), each.kind)
+        Job(at, each.seconds, _units(each), each.kind)
         for at, each in zip(arrivals, chosen, strict=True)
     ]
 
@@ -99,29 +102,50 @@ def machine(gpus: int) -> Machine:
 
 
 class Ours:
-    """gpunb's scheduler, with the shares of the trace or with those that `auto` chooses."""
+    """gpunb's scheduler, with the shares of the trace or with those that `auto` chooses.
 
-    def __init__(self, *, age: float = Policy().age, auto: bool = False) -> None:
+    Args:
+        expect: what it knows of the time that a job will run; `EXPECTED` has the words.
+    """
+
+    def __init__(
+        self, *, age: float = Policy().age, auto: bool = False, expect: str = "nothing known"
+    ) -> None:
         self._policy = Policy(age=age, max_workers=1_000_000)
         self._auto = auto
+        self._expect = expect
 
     def __call__(self, jobs: Sequence[Job], gpus: int) -> Outcome:
         self._scheduler = Scheduler(machine(gpus), self._policy)
         self._jobs, self._outcome = jobs, Outcome([])
         self._due: list[tuple[float, int, ev.Event]] = []
         self._order = itertools.count()
-        self._history: dict[int, deque[Run]] = {}
-        self._unknown: dict[int, list[int]] = {}
+        self._history: dict[Hashable, deque[Run]] = {}
+        self._unknown: dict[Hashable, list[int]] = {}
+        chance = random.Random(0)
         for ident, job in enumerate(jobs):
             while self._due and self._due[0][0] <= job.arrival:
                 self._next()
             if self._auto and job.units <= UNIT and job.kind not in self._history:
                 self._unknown.setdefault(job.kind, []).append(ident)
             spec = TaskSpec("job", self._demand(job), "f", max_calls=1)
+            spec = replace(spec, expected=self._expected(job, chance))
             self._feed(ev.Submitted(ident, spec), job.arrival)
         while self._due:
             self._next()
         return self._outcome
+
+    def _expected(self, job: Job, chance: random.Random) -> float | None:
+        match self._expect:
+            case "exact":
+                return job.seconds
+            case "twice or half":
+                return job.seconds * chance.choice((0.5, 2))
+            case "any other's":
+                return chance.choice(self._jobs).seconds
+            case "earlier ones of its kind" if job.kind in self._history:
+                return self._choice(job).seconds
+        return None
 
     def _next(self) -> None:
         now, _, event = heapq.heappop(self._due)
@@ -130,7 +154,7 @@ class Ours:
             self._feed(ev.WorkerExited(event.worker, "exit code 0"), now)
             job = self._jobs[event.task]
             runs = self._history.setdefault(job.kind, deque(maxlen=50))
-            runs.appendleft(Run(0, MEMORY, job.units * MEMORY // UNIT))
+            runs.appendleft(Run(0, MEMORY, job.units * MEMORY // UNIT, job.seconds))
             for ident in self._unknown.pop(job.kind, ()):
                 self._feed(ev.Chosen(ident, self._choice(job)), now)
 
@@ -244,8 +268,21 @@ RULES: dict[str, Callable[[Sequence[Job], int], Outcome]] = {
     "Ray's rule": Baseline(whole=False, overtake=True),
     "ours without ageing": Ours(age=math.inf),
     "ours": Ours(),
-    "ours with auto": Ours(auto=True),
+    "ours with auto": Ours(auto=True, expect="earlier ones of its kind"),
+    "ours, times known to a factor of 2": Ours(expect="twice or half"),
 }
+
+EXPECTED = {
+    words: Ours(expect=words)
+    for words in (
+        "nothing known",
+        "exact",
+        "twice or half",
+        "earlier ones of its kind",
+        "any other's",
+    )
+}
+"""Our rule by what it knows of the time that a job will run."""
 
 
 # ------------------------------------------------------------------------------------ the tables
@@ -264,6 +301,7 @@ class Row(NamedTuple):
 
 
 def waiting(
+    trace: Trace,
     sizes: Sequence[int] = SIZES,
     count: int = JOBS,
     rules: Sequence[str] = tuple(RULES),
@@ -273,7 +311,7 @@ def waiting(
     rows = []
     for gpus in sizes:
         for rule in rules:
-            found = [RULES[rule](draw(gpus, count, seed), gpus) for seed in seeds]
+            found = [RULES[rule](draw(trace, gpus, count, seed), gpus) for seed in seeds]
             waited = [each.waited for each in found]
             rows.append(
                 Row(
@@ -302,8 +340,6 @@ def waiting_table(rows: Sequence[Row]) -> str:
 
 
 def cluster_table(rows: Sequence[tuple[str, Sequence[float]]]) -> str:
-    from benchmarks.trace_data import WORKLOADS
-
     lines = [f"| | {' | '.join(WORKLOADS)} |", "|---" + "|--:" * len(WORKLOADS) + "|"]
     lines += [f"| {name} | {' | '.join(f'{x:.1f}' for x in values)} |" for name, values in rows]
     return "\n".join(lines)
@@ -334,26 +370,83 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, metadata={"Software": None})
 
 
+class Compared(NamedTuple):
+    """A run of ours and one of Ray's rule with the same jobs."""
+
+    mean: float  # ratio
+    makespan: float  # ratio
+    longest: float  # to the mean
+    longest_of_ray: float
+
+
+def compare(jobs: Sequence[Job], gpus: int, rule: str) -> Compared:
+    ours, ray = EXPECTED[rule](jobs, gpus), RULES["Ray's rule"](jobs, gpus)
+    mean, other = statistics.fmean(ours.waited), statistics.fmean(ray.waited)
+    makespan = ours.makespan / ray.makespan
+    return Compared(mean / other, makespan, max(ours.waited) / mean, max(ray.waited) / other)
+
+
+def loads(
+    trace: Trace,
+    rule: str,
+    sizes: Sequence[int] = SIZES,
+    count: int = JOBS,
+    seeds: Sequence[int] = SEEDS,
+) -> str:
+    """A table of the mean wait as a ratio to Ray's rule, and in brackets the longest over the mean,
+    with our rule and with Ray's."""
+    keys = [(load, gpus, seed) for load in LOADS for gpus in sizes for seed in seeds]
+    with ProcessPoolExecutor() as pool:
+        runs = [
+            pool.submit(compare, draw(trace, gpus, count, seed, load), gpus, rule)
+            for load, gpus, seed in keys
+        ]
+    found = dict(zip(keys, (run.result() for run in runs), strict=True))
+    lines = [f"| load | {' | '.join(f'{gpus} GPU' for gpus in sizes)} |"]
+    lines.append("|--:" * (len(sizes) + 1) + "|")
+    for load in LOADS:
+        cells = []
+        for gpus in sizes:
+            means, _, longest, of_ray = zip(
+                *(found[load, gpus, each] for each in seeds), strict=True
+            )
+            cells.append(
+                f"{statistics.geometric_mean(means):.2f}, {max(means):.2f} "
+                f"({max(longest):.0f}, {max(of_ray):.0f})"
+            )
+        lines.append(f"| {load} | {' | '.join(cells)} |")
+    mean = statistics.geometric_mean(each.mean for each in found.values())
+    makespan = max(each.makespan for each in found.values())
+    lines.append(f"\n{rule}: geometric mean {mean:.3f}, largest ratio of makespans {makespan:.3f}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.traces")
-    parser.add_argument("what", nargs="?", choices=["cluster", "waiting", "picture"])
+    parser.add_argument("folder", type=Path, help="of the files of the trace")
+    parser.add_argument("what", nargs="?", choices=["cluster", "waiting", "loads", "picture"])
     parser.add_argument("path", nargs="?", type=Path, help="of the picture")
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--gpus", type=int, nargs="*", default=SIZES)
     parser.add_argument("--rules", nargs="*", default=list(RULES), choices=list(RULES))
+    parser.add_argument("--expected", nargs="*", default=list(EXPECTED), choices=list(EXPECTED))
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     options = parser.parse_args()
+    trace, seeds = Trace(options.folder), range(options.seeds)
     if options.what in (None, "cluster"):
         from benchmarks import packing
 
-        print(cluster_table(packing.table()), end="\n\n")
+        print(cluster_table(packing.table(trace)), end="\n\n")
     if options.what in (None, "waiting", "picture"):
         began = time.process_time()
-        rows = waiting(options.gpus, options.jobs, options.rules, range(options.seeds))
+        rows = waiting(trace, options.gpus, options.jobs, options.rules, seeds)
         print(waiting_table(rows))
-        print(f"\n{time.process_time() - began:.1f} s of processor time")
+        print(f"\n{time.process_time() - began:.1f} s of processor time", end="\n\n")
         if options.what == "picture":
             picture(rows, options.path)
+    if options.what in (None, "loads"):
+        for rule in options.expected:
+            print(loads(trace, rule, options.gpus, options.jobs, seeds), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ OUTSIDE = (
     "LICENSE",
     "benchmarks/README.md",
     "benchmarks/RESULTS.md",
-    "benchmarks/data/openb/LICENSE",
-    "benchmarks/data/openb/README.md",
 )
 """Files of the repository, besides its notebooks, that are part of the site."""
 

@@ -29,7 +29,7 @@ COMMANDS = (
     Command("release", "ask one of your kernels to let go of devices"),
     Command("start", "start a head process, which schedules for several kernels"),
     Command("stop", "end a head process"),
-    Command("history", "the GPU memory that earlier runs took, from which `auto` chooses shares"),
+    Command("history", "what earlier runs took, from which `auto` chooses shares"),
     Command("devices", "the devices that a session would use"),
     Command("doctor", "what works here, what does not, and what to do"),
 )

@@ -1,4 +1,4 @@
-"""``gpunb history``: the GPU memory that earlier runs took."""
+"""``gpunb history``: the GPU memory and the time that earlier runs took."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gpunb.cli.output import print_text
 from gpunb.engine.peak_history import PeakHistory, Row, history_file
 from gpunb.exceptions import GpunbError
 from gpunb.scheduler.auto_share import units_for
+from gpunb.scheduler.explain import time_text
 from gpunb.scheduler.resources import UNIT, amount, size_text
 
 
@@ -37,8 +38,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _line(row: Row) -> str:
     ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.ended))
+    ran = "" if row.seconds is None else f" for {time_text(row.seconds)}"
     return (
         f"{ended} {row.name}: {size_text(row.peak)} of {size_text(row.memory)} at a share of "
-        f"{amount(row.share)}, inputs of {size_text(row.size)}; alone it would get "
+        f"{amount(row.share)}{ran}, inputs of {size_text(row.size)}; alone it would get "
         f"{amount(units_for(row.peak, row.memory))} (code {row.code[:8]})"
     )

@@ -56,7 +56,7 @@ class Admission:
         choice = None
         if call.spec.auto is not None:
             choice = choose_share(engine, call, engine.peaks.runs(call.spec.auto.code))
-            call = replace(call, spec=replace(call.spec, demand=choice.demand))
+            call = replace(call, spec=choice.applied(call.spec))
         self._check_feasible(call)
         for obj in call.inputs:
             engine.store.entry(obj)

@@ -1,4 +1,5 @@
-"""The device memory that earlier runs took: a SQLite file that all kernels of a user share.
+"""The device memory and the time that earlier runs took: a SQLite file that all kernels of a user
+share.
 
 Each access opens the file: no descriptor stays open, a fork inherits nothing, and a file that was
 replaced is found. A file that SQLite cannot read is kept aside, and a new one is begun. No access
@@ -20,9 +21,6 @@ from gpunb.scheduler.auto_share import Run
 if TYPE_CHECKING:
     import sqlite3
 
-VERSION = 1
-"""Version of the tables; a file with a later one is left alone."""
-
 MOST_RUNS = 10_000
 """Runs that the file keeps, of all code together."""
 
@@ -38,17 +36,25 @@ _SHORT = 0.005
 _WAITING = 1000
 """Runs that wait to be written, at most."""
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS runs (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, code TEXT NOT NULL, size INTEGER NOT NULL,
-    memory INTEGER NOT NULL, peak INTEGER NOT NULL, share INTEGER NOT NULL,
-    name TEXT NOT NULL, ended REAL NOT NULL);
-CREATE INDEX IF NOT EXISTS runs_of_code ON runs (code, id);
-"""
+_UPGRADES = (
+    """
+    CREATE TABLE runs (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, code TEXT NOT NULL, size INTEGER NOT NULL,
+        memory INTEGER NOT NULL, peak INTEGER NOT NULL, share INTEGER NOT NULL,
+        name TEXT NOT NULL, ended REAL NOT NULL);
+    CREATE INDEX runs_of_code ON runs (code, id)
+    """,
+    "ALTER TABLE runs ADD COLUMN seconds REAL",
+)
+"""The statements that make a file of version 1 from a new one, and one of version 2 from that."""
+
+VERSION = len(_UPGRADES)
+"""Version of the tables; a file with a later one is left alone."""
 
 
 class Row(NamedTuple):
-    """A run as the file has it; `share` in units of a device, `ended` in seconds since 1970."""
+    """A run as the file has it; `share` in units of a device, `ended` in seconds since 1970.
+    `seconds` is how long it ran; None if an earlier version of gpunb wrote it."""
 
     code: str
     size: int
@@ -57,6 +63,7 @@ class Row(NamedTuple):
     share: int
     name: str
     ended: float
+    seconds: float | None = None
 
 
 def history_file() -> Path:
@@ -80,14 +87,18 @@ class PeakHistory:
 
     def runs(self, digest: str) -> list[Run]:
         """The last runs of some code, the newest first; none if the file cannot be read."""
-        query = "SELECT size, memory, peak FROM runs WHERE code = ? ORDER BY id DESC LIMIT ?"
+        query = (
+            "SELECT size, memory, peak, seconds FROM runs WHERE code = ? ORDER BY id DESC LIMIT ?"
+        )
         written = self._query(query, (digest, _LOOKED_AT), _SHORT)
         waiting = [row for row in reversed(self._waiting.copy()) if row.code == digest]
-        return [Run(row.size, row.memory, row.peak) for row in waiting] + [Run(*e) for e in written]
+        return [Run(row.size, row.memory, row.peak, row.seconds) for row in waiting] + [
+            Run(*each) for each in written
+        ]
 
     def rows(self) -> list[Row]:
         """All runs, the oldest first."""
-        query = "SELECT code, size, memory, peak, share, name, ended FROM runs ORDER BY id"
+        query = f"SELECT {', '.join(Row._fields)} FROM runs ORDER BY id"
         return [Row(*row) for row in self._query(query, ())]
 
     def add(self, row: Row) -> None:
@@ -168,16 +179,25 @@ def _opened(path: Path, patience: float) -> Iterator[sqlite3.Connection]:
     try:
         # A record that is lost when the machine loses power costs one run on a whole device.
         file.execute("PRAGMA synchronous = OFF")
-        (version,) = file.execute("PRAGMA user_version").fetchone()
+        version = _version(file)
         if version > VERSION:
             raise sqlite3.OperationalError(f"written by a later version of gpunb ({version})")
         if version < VERSION:
-            file.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; END;")
+            file.execute("BEGIN IMMEDIATE")
+            for each in ";".join(_UPGRADES[_version(file) :]).split(";"):
+                file.execute(each)  # none if another process was faster
+            file.execute(f"PRAGMA user_version = {VERSION}")
+            file.execute("COMMIT")
         file.execute("BEGIN")
         yield file
         file.execute("COMMIT")
     finally:
         file.close()
+
+
+def _version(file: sqlite3.Connection) -> int:
+    (version,) = file.execute("PRAGMA user_version").fetchone()
+    return int(version)
 
 
 def _keep_aside(path: Path, opened: int | None) -> bool:

@@ -262,7 +262,8 @@ class Results:
         )
 
     def _note_peak(self, job: Job, peak: int | None, state: str) -> None:
-        """Note the peak of a task that succeeded, for its next run; tell the user of the first."""
+        """Note the peak and the time of a task that succeeded, for its next run. Tell the user
+        of the first one."""
         auto, choice = job.call.spec.auto, job.choice
         assert auto is not None
         assert choice is not None
@@ -273,7 +274,8 @@ class Results:
         memory = machine.machine.devices[machine.capacity.position[key]].memory
         if memory and peak:
             name, now = job.call.spec.name, time.time()
-            row = Row(auto.code, choice.size, memory, peak, units, name, now)
+            seconds = time.monotonic() - job.since
+            row = Row(auto.code, choice.size, memory, peak, units, name, now, seconds)
             self._engine.peaks.add(row)
             later = f"next time {amount(units_for(peak, memory))}"
         else:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from gpunb.scheduler.explain import time_text
 from gpunb.scheduler.feasibility import candidates
 from gpunb.scheduler.resources import UNIT, Demand, Machine, amount, size_text
 from gpunb.scheduler.shares import MIB
+from gpunb.scheduler.tasks import TaskSpec
 
 RUNS = 5
 """Number of last runs that count."""
@@ -34,21 +36,28 @@ class Run(NamedTuple):
         size: bytes of its inputs.
         memory: bytes on its device.
         peak: the most bytes of the device that it had.
+        seconds: how long it ran; None if that was not noted.
     """
 
     size: int
     memory: int
     peak: int
+    seconds: float | None = None
 
 
 class Choice(NamedTuple):
     """A demand that was chosen for a task with inputs of `size` bytes, and the reason in words;
-    `first` if no earlier run counts."""
+    `first` if no earlier run counts. The task is expected to run for so many seconds."""
 
     demand: Demand
     size: int
     why: str
     first: bool
+    seconds: float | None = None
+
+    def applied(self, spec: TaskSpec) -> TaskSpec:
+        """The description of the task with this choice."""
+        return replace(spec, demand=self.demand, expected=self.seconds)
 
 
 def similar(one: int, other: int) -> bool:
@@ -86,13 +95,17 @@ def choose(
     chosen = replace(demand, gpus=units)
     if units < UNIT and (by_memory or len(memories) > 1):
         chosen = replace(demand, gpus=0, gpu_memory=memory * units // UNIT)
-    times = "its last run" if len(same) == 1 else f"its last {len(same)} runs"
+    runs_text = "its last run" if len(same) == 1 else f"its last {len(same)} runs"
     why = (
-        f"{amount(units)} of a GPU, because it had at most {size_text(peak)} in {times} with "
+        f"{amount(units)} of a GPU, because it had at most {size_text(peak)} in {runs_text} with "
         f"inputs of about {size_text(max(size, SMALL))} on a GPU with {size_text(memory)}; the "
         f"rest is a margin"
     )
-    return Choice(chosen, size, why, False)
+    times = sorted(run.seconds for run in same if run.seconds is not None)
+    if not times:
+        return Choice(chosen, size, why, False)
+    seconds = times[len(times) // 2]
+    return Choice(chosen, size, f"{why}; it runs for about {time_text(seconds)}", False, seconds)
 
 
 def _why_whole(

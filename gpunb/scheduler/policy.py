@@ -17,6 +17,9 @@ class Policy:
             part of the device time that was used, and so many seconds for each device beyond that.
         priority_step: one step of priority counts as so much waiting. So a task of a high priority
             goes first, and one of a low priority does not wait for ever.
+        short_first: a task counts as submitted later by so many times the time that it is expected
+            to run, so that short ones go first; one without a known time by the mean of all known
+            times, and one with a priority above 0 not at all.
         stop_grace: time between the interrupt of a timed-out task and the kill of its process.
         exit_grace: time that a worker has to end after its last task.
         idle_limit: an idle worker ends after this time.
@@ -35,6 +38,7 @@ class Policy:
     idle_part: float = 0.02
     idle_free: float = 600.0
     priority_step: float = 600.0
+    short_first: float = 5.0
     stop_grace: float = 5.0
     exit_grace: float = 5.0
     idle_limit: float = 60.0

@@ -10,20 +10,23 @@ says for how long.
 
 from __future__ import annotations
 
+import itertools
 import math
+from bisect import bisect
 from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
 from operator import attrgetter
 
 from gpunb.scheduler.feasibility import NO_DEVICES, NOTHING, Reserved
 from gpunb.scheduler.line import Key, Line, key_of
 from gpunb.scheduler.reservation import Costs, Reservation
-from gpunb.scheduler.resources import Allocation, Demand, Gang
+from gpunb.scheduler.resources import Allocation, Gang
 from gpunb.scheduler.state import State, Task
+from gpunb.scheduler.tasks import TaskSpec
 from gpunb.scheduler.timers import Timers
 
 in_turn = attrgetter("order")
+_rank = attrgetter("rank")
 
 
 class Queue:
@@ -43,6 +46,8 @@ class Queue:
         self._obtainable = state.obtainable
         self._changed: list[Line] = []
         self._ages_at = math.inf
+        self._expected, self._mean = 0, 0.0  # count and mean of the expected times
+        self._unknown, self._places = 0.0, itertools.count()
         self._seen: tuple[Reservation | None, int, int] | None = None
         self.room_freed = False
         """Whether room became free, so that any line may fit now."""
@@ -65,6 +70,28 @@ class Queue:
         """Whether others wait than the line with the reservation."""
         return len(self.lines) > 1 or bool(self._state.wanted)
 
+    def enter(self, task: Task) -> None:
+        """Add a task that waits for nothing but room from now on."""
+        task.rank = self._turn(task.spec, self._state.now), next(self._places)
+        self.push(task)
+
+    def _turn(self, spec: TaskSpec, since: float) -> float:
+        """The first part of the rank of a task that waits since then.
+
+        It goes later the longer it is expected to run, unless it has a priority. One of which
+        nothing is known counts as a usual one, and those of which nothing is known stay in order.
+        """
+        policy, late = self._state.policy, spec.expected
+        if late is not None:
+            self._expected += 1
+            self._mean += (late - self._mean) / self._expected
+        if spec.priority > 0:
+            late = 0.0
+        elif late is None:
+            self._unknown = max(self._unknown, since + policy.short_first * self._mean)
+            return self._unknown - policy.priority_step * spec.priority
+        return since + policy.short_first * late - policy.priority_step * spec.priority
+
     def push(self, task: Task, *, front: bool = False) -> None:
         """Add a task to its line."""
         task.set_state("queued")
@@ -77,11 +104,14 @@ class Queue:
             line = self.lines[key_of(task)] = Line(key_of(task), least, self._age)
             self._changed.append(line)
         line.count += 1
+        tasks = line.tasks
         if front:
-            line.tasks.appendleft(task)
+            tasks.appendleft(task)
+        elif not tasks or tasks[-1].rank < task.rank:
+            tasks.append(task)
         else:
-            line.tasks.append(task)
-        if front or line.count == 1:
+            tasks.insert(bisect(tasks, task.rank, key=_rank), task)
+        if tasks[0] is task:
             self._first_changed(line)
 
     def line_of(self, task: Task) -> Line | None:
@@ -94,21 +124,9 @@ class Queue:
         self.push(task, front=True)
 
     def put_back(self, task: Task) -> None:
-        """Give a task that did not start its place in the line again, in the order of tasks."""
+        """Give a task that did not start its place in the line again."""
         task.worker, task.since = None, task.queued_since
-        self.push(task, front=True)
-        line = self.lines[key_of(task)]
-        tasks = line.tasks
-        behind = 0
-        for at, other in enumerate(tasks):
-            if line.has(other) and other is not task:
-                if other.order > task.order:
-                    break
-                behind = at
-        if behind:
-            tasks.popleft()
-            tasks.insert(behind, task)
-            self._first_changed(line)
+        self.push(task)
 
     def _first_changed(self, line: Line) -> None:
         first = line.tasks[0]
@@ -128,25 +146,17 @@ class Queue:
         self.take(line, task)
         self._join(task, front=False)
 
-    def change(self, task: Task, demand: Demand) -> None:
-        """Let a queued task ask for something else, before those of that line that came later."""
+    def change(self, task: Task, spec: TaskSpec) -> None:
+        """Let a queued task ask for something else, in the place that its expected time gives."""
         line, depth = self.lines[key_of(task)], task.depth
         if line.tasks[0] is not task:
             line.tasks.remove(task)
         task.depth = -1  # it is not in this line any more
         self.take(line, task)
-        task.depth, task.spec = depth, replace(task.spec, demand=demand)
+        if spec.expected is not None and spec.expected != task.spec.expected:
+            task.rank = self._turn(spec, task.since), task.rank[1]
+        task.depth, task.spec = depth, spec
         self._join(task, front=False)
-        line = self.lines[key_of(task)]
-        tasks = line.tasks
-        at = last = len(tasks) - 1
-        while at and tasks[at - 1].order > task.order:
-            at -= 1
-        if at < last:
-            tasks.pop()
-            tasks.insert(at, task)
-            if not at:
-                self._first_changed(line)
 
     def prefer_others(self, line: Line, functions: Collection[str]) -> None:
         """Let the first task of the line be one that calls none of these functions, if any does."""

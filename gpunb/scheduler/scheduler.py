@@ -63,7 +63,7 @@ class Scheduler:
     ) -> list[ev.Decision]:
         """The decisions that follow from an event; `now` in seconds, never less than before."""
         decisions: list[ev.Decision] = []
-        self.state.decisions = decisions
+        self.state.decisions, self.state.now = decisions, now
         match event:
             case ev.Finished():
                 self._finished(event, now)
@@ -179,10 +179,11 @@ class Scheduler:
             return
         if task.is_call or not self.capacity.feasible(demand):
             return
+        spec = event.choice.applied(task.spec)
         if task.state == "queued":
-            self.queue.change(task, demand)
+            self.queue.change(task, spec)
         else:
-            task.spec = replace(task.spec, demand=demand)
+            task.spec = spec
         self.state.decisions.append(event)
 
     # ----------------------------------------------------------------------------------- requests

@@ -72,8 +72,8 @@ class Task:
         since: time of the last change between waiting and running.
         needs: unfinished tasks whose results this task takes.
         order: place among all tasks in the order of their submission.
-        rank: the lowest is served first: the time of the submission, less the time that the
-            priority is worth, and the order.
+        rank: the lowest is served first: the time since which it waits for nothing but room, later
+            for a long expected time and earlier for a priority; and a number.
         depth: a task is deeper than its parent, and than the tasks that wait for it.
         attempt: number of the last attempt, from 1; 0 before the first one.
         queued_since: `since`, as it was before the task got its worker.
@@ -238,7 +238,7 @@ class State:
             keep theirs.
         waiters: blocked tasks without a time limit that wait for other tasks.
         wanted: keys of the devices that other sessions wait for.
-        decisions: the answer to the event that is being handled.
+        decisions, now: the answer to the event that is being handled, and its time.
     """
 
     def __init__(self, machine: Machine, policy: Policy) -> None:
@@ -252,6 +252,7 @@ class State:
         self.waiters: set[TaskId] = set()
         self.wanted: frozenset[str] = frozenset()
         self.decisions: list[Decision] = []
+        self.now = 0.0
 
     def holder(self, group: ActorId) -> Worker:
         """The worker that stands for the room of a placed group."""

@@ -62,8 +62,6 @@ class TaskLife:
             return False
         self._tasks[task.id] = task
         task.order = next(self._order)
-        step = self._state.policy.priority_step
-        task.rank = task.since - step * task.spec.priority, task.order
         if task.parent is not None:
             self.children.setdefault(task.parent, set()).add(task.id)
             parent = self._tasks.get(task.parent)
@@ -88,7 +86,7 @@ class TaskLife:
             if task.depth:
                 self._loans.deepen(unfinished, task.depth)
         elif not task.is_call:
-            self._queue.push(task)
+            self._queue.enter(task)
         return True
 
     def settle(self, task: Task, outcome: Outcome) -> None:
@@ -133,7 +131,7 @@ class TaskLife:
                 if other.is_call:
                     self.actors.call_changed(other)
                 else:
-                    self._queue.push(other)
+                    self._queue.enter(other)
         return lost
 
     def settle_refused(self, tasks: Iterable[Task]) -> None:

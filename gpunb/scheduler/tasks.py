@@ -49,6 +49,7 @@ class TaskSpec:
         auto: how earlier runs choose the share, if they do: until then the demand is for one whole
             device.
         priority: tasks of a higher one start first, of those that wait.
+        expected: seconds that a call is expected to run; None if nothing is known.
         grow: whether a task that ran out of memory on a part of a device runs again on twice the
             part.
         capturable: whether the task runs in the placement group of its parent, if that one
@@ -70,6 +71,7 @@ class TaskSpec:
     auto: AutoShare | None = None
     grow: bool = False
     priority: int = 0
+    expected: float | None = None
     capturable: bool = True
     sees_group: bool = False
 

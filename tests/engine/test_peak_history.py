@@ -83,10 +83,23 @@ def test_history_that_cannot_be_written_is_no_error(folder: Path) -> None:
     assert history.runs("a") == []
 
 
+def test_file_of_the_first_version_is_read_and_gets_the_times() -> None:
+    history_file().parent.mkdir(parents=True)
+    first = sqlite3.connect(history_file(), isolation_level=None)
+    first.executescript(f"{peak_history._UPGRADES[0]}; PRAGMA user_version = 1")
+    first.execute("INSERT INTO runs VALUES (1, 'a', 100, 2, 1, 10000, 'train', 1.5)")
+    first.close()
+    history = PeakHistory()
+    assert history.runs("a") == [Run(100, 2, 1, None)]
+    history.add(row()._replace(seconds=12.5))
+    assert [each.seconds for each in PeakHistory().rows()] == [None, 12.5]
+    assert not history.problem
+
+
 def test_file_of_a_later_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     history = PeakHistory()
     with monkeypatch.context() as later:
-        later.setattr(peak_history, "VERSION", 2)
+        later.setattr(peak_history, "VERSION", peak_history.VERSION + 1)
         history.add(row())
     before = history_file().read_bytes()
     history.add(row())

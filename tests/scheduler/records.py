@@ -150,7 +150,7 @@ def _check_decisions(world: World) -> None:
 
 
 def _line_of(world: World, task: TaskId) -> list[TaskId]:
-    """The tasks of the same line that never ran and had no inputs to wait for."""
+    """The tasks of the same line and expected time that never ran and had no inputs to wait for."""
     return [
         each.id
         for each in world.scheduler.tasks.values()
@@ -159,6 +159,7 @@ def _line_of(world: World, task: TaskId) -> list[TaskId]:
         and not world.needs[each.id]
         and each.spec.demand == world.specs[task].demand
         and each.spec.priority == world.specs[task].priority
+        and each.spec.expected == world.scheduler.tasks[task].spec.expected
         and each.depth == world.scheduler.tasks[task].depth
         and each.id not in world.deepened
     ]

@@ -105,7 +105,8 @@ def choose(
     if not times:
         return Choice(chosen, size, why, False)
     seconds = times[len(times) // 2]
-    return Choice(chosen, size, f"{why}; it runs for about {time_text(seconds)}", False, seconds)
+    runs_for = f"about {time_text(seconds)}" if seconds >= 1 else "less than 1 s"
+    return Choice(chosen, size, f"{why}; it runs for {runs_for}", False, seconds)
 
 
 def _why_whole(

@@ -47,6 +47,21 @@ def test_largest_peak_of_the_last_five_runs_counts() -> None:
     assert "at most 6 GiB in its last 5 runs" in choice.why
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        ([None, None], "is a margin"),
+        ([0.2], "it runs for less than 1 s"),
+        ([300, None, 30, 45], "it runs for about 45 s"),
+    ],
+)
+def test_time_is_that_of_the_middle_one_of_the_runs(
+    seconds: list[float | None], words: str
+) -> None:
+    runs = [Run(0, 40 * GiB, GiB, each) for each in seconds]
+    assert choose(WHOLE, CARDS, runs, 0).why.endswith(words)
+
+
 def test_runs_with_inputs_of_another_size_do_not_count() -> None:
     runs = [Run(100 * MIB, 40 * GiB, 3 * GiB)]
     assert choose(WHOLE, CARDS, runs, 200 * MIB).demand.gpus == UNIT // 10

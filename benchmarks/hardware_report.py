@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from gpunb.cli.gpu_report import nameless
 
 NEEDED = (
     "IPython anywidget cloudpickle comm hypothesis ipywidgets joblib loky numpy psutil pynvml "
@@ -52,8 +53,11 @@ class Report:
     def write(self) -> None:
         """Write the report of what there is until now."""
         found = {"machine": self.facts, "parts": [each.as_dict() for each in self.parts]}
-        _replace(self.folder / "report.json", json.dumps(found, indent=1, default=str) + "\n")
-        _replace(self.folder / "report.md", "\n".join(self.text()) + "\n")
+        for name, words in (
+            ("report.json", json.dumps(found, indent=1, default=str)),
+            ("report.md", "\n".join(self.text())),
+        ):
+            _replace(self.folder / name, nameless(words) + "\n")
 
     def text(self) -> Iterator[str]:
         """The report in Markdown."""

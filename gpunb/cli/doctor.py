@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from gpunb import accelerators
 from gpunb.cli.checks import Check, Finding, Place, frameworks, hardware, jupyter, sessions, system
@@ -35,7 +36,20 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpu-report",
+        metavar="FILE",
+        type=Path,
+        help="try gpunb on the NVIDIA GPU of this machine for some minutes, and write a report",
+    )
+
+
 def run(options: argparse.Namespace) -> int:
+    if options.gpu_report is not None:
+        from gpunb.cli import gpu_report  # it begins a session
+
+        return gpu_report.write(options.gpu_report)
     findings = list(examine(Place(detected=accelerators.detect()), CHECKS))
     if options.json:
         print(json.dumps([facts(each) for each in findings], indent=2))

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +84,7 @@ class Report:
 
     def summary(self) -> Iterator[str]:
         """The machine and the outcome in a few lines, with the names of what failed."""
-        names = ("nvidia-smi", "python", "packages", "missing packages")
+        names = ("nvidia-smi", "PyTorch", "python", "packages", "missing packages")
         found = [f"{name}: {self.facts[name]}" for name in names if self.facts.get(name)]
         yield "; ".join(found) + "\n"
         if rehearsal():
@@ -130,6 +131,7 @@ def machine() -> dict[str, Any]:
     return {
         "devices": "; ".join(f"{each.name}, {each.key}" for each in found.devices),
         "nvidia-smi": _smi(),
+        "PyTorch": _torch(),
         "notes": "; ".join(found.notes),
         **facts,
         "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
@@ -147,14 +149,18 @@ def _smi() -> str:
     if shutil.which("nvidia-smi") is None:
         return "not found"
     query = "--query-gpu=name,driver_version,memory.total"
+    return _answer(["nvidia-smi", query, "--format=csv,noheader"], 20)
+
+
+def _torch() -> str:
+    """What PyTorch says of itself. It also comes from the disk now, before a test waits for it."""
+    code = "import torch; print(torch.__version__, 'for CUDA', torch.version.cuda)"
+    return _answer([sys.executable, "-c", code], 120)
+
+
+def _answer(command: list[str], seconds: float) -> str:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         return (done.stdout or done.stderr).strip().replace("\n", "; ")
     return "it does not answer"
 

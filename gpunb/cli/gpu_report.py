@@ -22,24 +22,26 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import gpunb
 from gpunb import accelerators
+from gpunb._version import __version__
+from gpunb.api import public
 from gpunb.cli import gpu_trials
+from gpunb.exceptions import GpunbError
 from gpunb.scheduler.resources import Device
 
 MINUTES = 7.0
 """The limit of all trials together: none begins later."""
 
-_PACKAGES = ("torch", "cupy", "jax", "numpy", "cloudpickle", "nvidia-ml-py")
+_PACKAGES = ("torch", "cupy-cuda12x", "cupy-cuda13x", "jax", "numpy", "cloudpickle", "nvidia-ml-py")
 
 
 def write(path: Path) -> int:
     """Run all trials on one NVIDIA GPU, and write the report. Returns the exit status."""
     problem = missing()
     if problem is not None:
-        raise gpunb.exceptions.GpunbError(f"--gpu-report needs {problem}")
+        raise GpunbError(f"--gpu-report needs {problem}")
     deadline = time.monotonic() + 60 * MINUTES
-    device = gpunb.init(num_gpus=1, preload=["numpy", "torch"]).devices[0]
+    device = public.init(num_gpus=1, preload=["numpy", "torch"]).devices[0]
     trials: list[dict[str, Any]] = []
     report = {"machine": machine(device), "trials": trials}
     try:
@@ -51,7 +53,7 @@ def write(path: Path) -> int:
             path.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
             path.write_text("\n".join(text(report)) + "\n")
     finally:
-        gpunb.shutdown()
+        public.shutdown()
     print(f"The report is in {path} and {path.with_suffix('.json')}.")
     return 0 if all(each["result"] == "ok" for each in trials) else 1
 
@@ -88,7 +90,7 @@ def machine(device: Device) -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpus": str(os.cpu_count()),
         "python": platform.python_version(),
-        "gpunb": gpunb.__version__,
+        "gpunb": __version__,
     }
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

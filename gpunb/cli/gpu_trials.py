@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import gpunb
 from gpunb import accelerators
+from gpunb.api import public
 from gpunb.scheduler.resources import Device
 
 MIB = 2**20
@@ -51,18 +51,20 @@ class Failure(Exception):
 
 
 def _sees_its_device(device: Device) -> Figures:
-    @gpunb.remote(num_gpus=1)
+    @public.remote(num_gpus=1)
     def look() -> tuple[int, float, list[Any]]:
         import torch
 
         found = float(torch.arange(1000, device="cuda").sum())
-        return torch.cuda.device_count(), found, gpunb.get_gpu_ids()
+        return torch.cuda.device_count(), found, public.get_gpu_ids()
 
     _expect(_get(look.remote()), (1, 499500.0, [device.id]))
     return {}
 
 
-def _memory_is_back(device: Device, end: Callable[[gpunb.ObjectRef[Any], Path], object]) -> Figures:
+def _memory_is_back(
+    device: Device, end: Callable[[public.ObjectRef[Any], Path], object]
+) -> Figures:
     _wait_until_free()
     before = _used(device)
     with _folder() as folder:
@@ -75,7 +77,7 @@ def _memory_is_back(device: Device, end: Callable[[gpunb.ObjectRef[Any], Path], 
 
 
 def _back_after_a_task(device: Device) -> Figures:
-    def end(ref: gpunb.ObjectRef[Any], folder: Path) -> None:
+    def end(ref: public.ObjectRef[Any], folder: Path) -> None:
         (folder / "open").touch()
         _get(ref)
 
@@ -83,15 +85,15 @@ def _back_after_a_task(device: Device) -> Figures:
 
 
 def _back_after_a_cancel(device: Device) -> Figures:
-    return _memory_is_back(device, lambda ref, _: gpunb.cancel(ref))
+    return _memory_is_back(device, lambda ref, _: public.cancel(ref))
 
 
 def _back_after_a_kill(device: Device) -> Figures:
-    return _memory_is_back(device, lambda ref, _: gpunb.cancel(ref, force=True))
+    return _memory_is_back(device, lambda ref, _: public.cancel(ref, force=True))
 
 
 def _a_part_has_its_limit(device: Device) -> Figures:
-    @gpunb.remote(num_gpus=0.1, max_retries=0)
+    @public.remote(num_gpus=0.1, max_retries=0)
     def fill(size: int) -> int:
         import torch
 
@@ -113,7 +115,7 @@ def _a_part_has_its_limit(device: Device) -> Figures:
 
 
 def _comes_home(device: Device) -> Figures:
-    @gpunb.remote(num_gpus=1)
+    @public.remote(num_gpus=1)
     def compute() -> Any:
         import torch
 
@@ -134,7 +136,7 @@ def _says_what_nvidia_smi_says(device: Device) -> Figures:
         ref = _hold.remote(_BLOCK, str(folder))
 
         def both() -> tuple[int, int] | None:
-            (row,) = gpunb.status()["devices"]
+            (row,) = public.status()["devices"]
             ours = (row["usage"]["memory_used"] or 0) // MIB
             theirs = int(ask_smi("memory.used", device))
             near = ours * MIB >= _BLOCK and abs(ours - theirs) * MIB <= _SLACK
@@ -147,7 +149,7 @@ def _says_what_nvidia_smi_says(device: Device) -> Figures:
 
 
 def _first_kernel(_device: Device) -> Figures:
-    @gpunb.remote(num_gpus=1)
+    @public.remote(num_gpus=1)
     def launch() -> float:
         import time
 
@@ -198,7 +200,7 @@ def _four_quarters(_device: Device) -> Figures:
 
     seconds = {}
     for share in (1, 0.25):
-        task = gpunb.remote(num_gpus=share)(train)
+        task = public.remote(num_gpus=share)(train)
         spans = [_get(each) for each in [task.remote(STEPS) for _ in range(4)]]
         alone = sum(end - begin for begin, end in spans)
         together = max(each[1] for each in spans) - min(each[0] for each in spans)
@@ -225,7 +227,7 @@ TRIALS: Mapping[str, Callable[[Device], Figures]] = {
 """The trials, the most important first."""
 
 
-@gpunb.remote(num_gpus=0.5)
+@public.remote(num_gpus=0.5)
 def _hold(size: int, folder: str) -> int:
     """Hold so many bytes of the device until the folder has a file "open"."""
     import torch
@@ -243,8 +245,8 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _get(ref: gpunb.ObjectRef[Any]) -> Any:
-    return gpunb.get(ref, timeout=PATIENCE)
+def _get(ref: public.ObjectRef[Any]) -> Any:
+    return public.get(ref, timeout=PATIENCE)
 
 
 def _expect(found: Any, expected: Any) -> None:
@@ -253,7 +255,7 @@ def _expect(found: Any, expected: Any) -> None:
 
 
 def _wait_until_free() -> None:
-    _wait_until(lambda: gpunb.available_resources().get("GPU") == 1, "the device is free")
+    _wait_until(lambda: public.available_resources().get("GPU") == 1, "the device is free")
 
 
 def _wait_until(true: Callable[[], Any], what: str) -> Any:

@@ -1,7 +1,7 @@
 """Carries out `Prepare`: workers that make a context on their device before there is a task.
 
-CUDA reads its environment variables when it makes a context. So a task that needs others than the
-prepared worker had gets another process.
+CUDA reads its environment variables when it makes a context, and PyTorch when it first uses the
+device. So a task that needs others than the prepared worker had gets another process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _VENDORS = ("nvidia", "simulated", "logical")
 """The plug-ins of devices that workers can be prepared for."""
 
-_READ = ("CUDA_", "NVIDIA_")
-"""Beginnings of the names of variables that the driver reads."""
+_READ = ("CUDA_", "NVIDIA_", "PYTORCH_")
+"""Beginnings of the names of variables that the driver reads, or PyTorch when it starts."""
 
 
 def chosen(warm: object, mps: bool, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class PreparedWorkers:
             return
         setup = self._setups.of(allocation, (), process.environment, self._setups.now())
         ((key, _),) = allocation.shares
-        variables = _of_driver(setup)
+        variables = _read_at_start(setup)
         self._records[worker] = _Record(key, variables)
         self._sampler.prepares(worker, process, allocation.shares)
         process.outbox.send(msg.Prepare(dict(variables), self._devices[key].vendor))
@@ -114,7 +114,7 @@ class PreparedWorkers:
         """Whether a task with this setup may have the worker. If not, the worker ends, and the task
         waits for another one."""
         record = self._records.pop(worker, None)
-        if record is not None and setup is not None and record.variables == _of_driver(setup):
+        if record is not None and setup is not None and record.variables == _read_at_start(setup):
             return True
         self._engine.pool.kill_process(process)
         self._engine.feed(ev.LeaseRefused(worker))
@@ -144,7 +144,7 @@ class PreparedWorkers:
         return found
 
 
-def _of_driver(setup: tuple[Any, ...]) -> dict[str, str | None]:
+def _read_at_start(setup: tuple[Any, ...]) -> dict[str, str | None]:
     """The variables of a `Setup` that the driver reads."""
     environment = msg.Setup(*setup).environment
     return {name: each for name, each in environment.items() if name.startswith(_READ)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from gpunb.protocol import messages as msg
 from gpunb.worker.cuda_driver import CudaDriver, CudaError
@@ -19,9 +20,19 @@ def prepare(message: msg.Prepare) -> str:
         return ""
     try:
         CudaDriver().make_context()
-    except CudaError as error:
-        return str(error)
+        _first_kernel()
+    except Exception as error:
+        return str(error) or repr(error)
     return ""
+
+
+def _first_kernel() -> None:
+    """Have PyTorch start, where the preload has imported it: its first kernel takes as long as half
+    of a context. The pool of the device is empty afterwards, and its generator untouched."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.ones(1, device="cuda").sum().item()
+        torch.cuda.empty_cache()
 
 
 def park(message: msg.Park) -> str:

@@ -20,6 +20,7 @@ A device is free when its worker and all that the worker started are gone:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import importlib
@@ -50,6 +51,9 @@ _TRIAL = 10.0
 
 _AGAIN = 200
 """Milliseconds until the next try of a fork for which the system had no room."""
+
+_LATER = {"torch": "torch._dynamo"}
+"""What a library imports only when it is used: PyTorch this for the first optimizer, in seconds."""
 
 _LONGEST = 1000
 """Characters of the error of a preloaded module; an answer has to fit into one packet."""
@@ -316,6 +320,9 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
                 problems[name] = None
             except BaseException as error:
                 problems[name] = f"{type(error).__name__}: {error}"[:_LONGEST]
+        for name in [later for first, later in _LATER.items() if first in sys.modules]:
+            with contextlib.suppress(Exception):  # other releases need not have it
+                importlib.import_module(name)
     loaded.edited()  # note the files as the preload has loaded them
     importlib.import_module("gpunb.worker.concurrent_actor")  # it loads asyncio for all actors
     if "IPython" in sys.modules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 
 import pytest
 
@@ -83,6 +84,61 @@ def test_standbys_make_room_for_a_task_with_all_devices(start):
 def test_a_bad_value_of_warm_is_refused(settings, error, message):
     with pytest.raises(error, match=message):
         gpunb.init(simulate="2", **settings)
+
+
+TORCH = {
+    "on_card.py": "install = id",
+    "torch/__init__.py": """
+        class cuda:
+            _queued_calls = []
+            started = []
+            is_available = staticmethod(lambda: True)
+            is_initialized = staticmethod(lambda: bool(cuda.started))
+            empty_cache = staticmethod(lambda: cuda.started.append("emptied"))
+
+        class default_generator:
+            seed = staticmethod(lambda: 0)
+
+        set_num_threads = id
+
+        class ones:
+            def __init__(self, n, device):
+                cuda.started.append(device)
+            sum = item = lambda self: self
+    """,
+    "torch/_dynamo.py": "",
+}
+"""What gpunb uses of PyTorch when it starts, in place of the package, which takes seconds."""
+
+WITH_TORCH = """
+    import gpunb
+    from tests.api.test_warm import standby
+    from tests.waiting import eventually
+
+    @gpunb.remote(num_gpus=1)
+    def look():
+        import os, sys
+        return os.getpid(), "torch._dynamo" in sys.modules, sys.modules["torch"].cuda.started
+
+    with gpunb.init(warm=True, preload=["torch"]):
+        eventually(lambda: gpunb.status()["preload"], "the preload is done")
+        gpunb.get(look.remote())  # a standby from before that is gone now
+        pid = eventually(standby, "there is another one")
+        worker, later, started = gpunb.get(look.remote())
+        print(worker == pid, later, started, gpunb.status()["warnings"])
+"""
+
+
+def test_pytorch_has_run_its_first_kernel_in_a_standby_and_has_what_an_optimizer_imports(tmp_path):
+    for name, text in TORCH.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    (tmp_path / "card").mkdir()
+    path = os.pathsep.join([str(tmp_path), str(STAND_IN), str(sessions.ROOT)])
+    env = {"PYTHONPATH": path, "GPUNB_STAND_IN": str(tmp_path / "card")}
+    done = sessions.script(WITH_TORCH, env=env)
+    assert done.stdout == "True True ['cuda', 'emptied'] []\n", done.stderr
 
 
 SCRIPT = """

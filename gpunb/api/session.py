@@ -42,7 +42,7 @@ class Session:
         """Let idle actors and sessions of cells give their devices back until their next call.
 
         Their processes and states stay; their device memory moves to the memory of the machine.
-        Experimental: so far this has run on one card.
+        Experimental: so far this has run on two cards.
 
         Args:
             what: the handle or the name of an actor, or the name of a session of cells. By default
@@ -166,10 +166,10 @@ def init(
             its share of memory and lets all tasks compute at the same time.
         warm: True, or a number of GPUs: on each of these a standby process makes a CUDA context
             before there is a task, so that the first kernel of a fresh task comes sooner.
-            Experimental: so far it has run on one card.
+            Experimental: so far it has run on two cards.
         park_after: actors and sessions of cells that were idle for so long give their devices
             back, and have them again for their next call or cell; seconds, or a text such as
-            ``"10 min"``. Experimental: so far it has run on one card. Default: never.
+            ``"10 min"``. Experimental: so far it has run on two cards. Default: never.
         ray: further arguments of `ray.init`. ``namespace`` is the namespace of actors' names in
             this session (default: GPUNB_NAMESPACE); ``runtime_env={"env_vars": ...}`` holds
             environment variables for its workers; ``object_store_memory`` is `object_memory`.

@@ -34,6 +34,9 @@ METHODS = ("fork", "spawn")
 DEFAULT_PRELOAD = ("numpy", "IPython")
 """Modules imported before workers are forked, where installed. Their import computes nothing."""
 
+_FOLLOW = 8
+"""The part of the machine's memory, an eighth, that a process with preloaded modules may have."""
+
 
 def address_of(address: str | None) -> str:
     """The place of the scheduler: ``"local"``, ``"auto"``, ``"ray"`` or a head process's name.
@@ -161,6 +164,7 @@ class InitOptions:
             method=method,
             preload=preload,
             own_preload=(f"{__package__}.public",),  # tasks that call gpunb need not import it
+            follow=object_budget.total_memory() // _FOLLOW if self.preload is None else 0,
             vendors=tuple(vendors),
             notes=notes,
             object_memory=limit,

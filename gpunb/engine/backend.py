@@ -328,9 +328,14 @@ class EngineBackend:
         try:
             self.engine.leases.open()
             if settings.method == "fork":
-                own = settings.own_preload
                 source: ForkSource | SpawnSource = ForkSource(
-                    self.loop, pool, settings.preload, launched, inherited, own_preload=own
+                    self.loop,
+                    pool,
+                    settings.preload,
+                    launched,
+                    inherited,
+                    own_preload=settings.own_preload,
+                    follow=settings.follow,
                 )
             else:
                 source = SpawnSource(self.loop, pool, inherited)

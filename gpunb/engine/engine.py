@@ -42,6 +42,7 @@ from gpunb.protocol import messages as msg
 from gpunb.protocol.backend import Outcome
 from gpunb.protocol.plain import Malformed
 from gpunb.protocol.sink import Sink
+from gpunb.protocol.zygote import Imports
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.scheduler import Scheduler
 from gpunb.scheduler.tasks import ActorId, WorkerId
@@ -187,6 +188,8 @@ class Engine(EngineState):
                 self.prepared.reported(process, message)
             case msg.ParkReply():
                 self.parked.replied(process, message)
+            case msg.Imported():
+                self._follow(process, message)
             case msg.Printed():
                 self._printed(process, self.jobs.get(message.task), message.stream, message.text)
             case msg.Shown():
@@ -203,6 +206,15 @@ class Engine(EngineState):
                     self.outlets.call(sink.show, message.kind, message.content, shown)
             case _:
                 raise Malformed(f"a worker does not send {type(message).__name__}")
+
+    def _follow(self, process: WorkerProcess, message: msg.Imported) -> None:
+        """Have later workers start with what a worker has imported."""
+        now = process.surroundings
+        if isinstance(self.source, ForkSource) and now is not None:
+            changed = dict(message.changed)
+            self.source.follow(
+                Imports(message.modules, changed, dict(now.environment), list(now.path))
+            )
 
     def on_output(self, process: WorkerProcess, name: str, data: bytes) -> None:
         """Show text that a worker wrote to a stream: in the output of its job, or of its actor."""

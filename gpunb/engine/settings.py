@@ -16,6 +16,8 @@ class EngineSettings:
         method: ``"fork"`` or ``"spawn"``, the way in which workers start.
         preload: modules that the user wants imported before workers are forked.
         own_preload: modules of gpunb that are imported before these.
+        follow: bytes that a process with the preloaded modules that tasks have imported may have;
+            0 preloads none of these.
         vendors: the vendors with hardware in this machine.
         notes: sentences for the user.
         object_memory: the limit of results and `put` values together, in bytes.
@@ -30,6 +32,7 @@ class EngineSettings:
     method: str = "fork"
     preload: tuple[str, ...] = ()
     own_preload: tuple[str, ...] = ()
+    follow: int = 0
     vendors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     object_memory: int

@@ -57,8 +57,10 @@ class Starts:
         if process is None:
             return
         setup = self._setup(run, job, process)
-        if run.prepared and not self._prepared.fits(run.worker, process, setup):
-            return
+        if run.prepared:
+            fitting = None if self._differs(job) else setup
+            if not self._prepared.fits(run.worker, process, fitting):
+                return
         self._note_start(run, job, process)
         self._send(run, job, process, setup)
         if run.allocation.shares:
@@ -89,12 +91,22 @@ class Starts:
         if not run.new:
             return engine.pool.process(run.worker)
         try:
-            return engine.pool.start(run.worker)
+            return engine.pool.start(run.worker, bare=self._differs(job))
         except OSError as error:
             self._leases.gone(run.worker)
             reason = f"it could not be started: {error.strerror}"
             engine.feed(ev.WorkerExited(run.worker, reason))
             return None
+
+    def _differs(self, job: Job) -> bool:
+        """Whether the modules that tasks have imported, and workers have from the preload, may be
+        others in this job: packages read the environment and the path when they are imported."""
+        followed = self._engine.source.followed if self._engine.source is not None else None
+        if followed is None:
+            return False
+        now = self._surroundings(job)
+        same = now.environment == followed.environment and now.path == followed.path
+        return bool(job.call.spec.environment) or not same
 
     def _note_start(self, run: ev.Run, job: Job, process: WorkerProcess | None) -> None:
         """Note in the record of the job which worker has it now."""
@@ -127,7 +139,15 @@ class Starts:
         process.surroundings, process.threads = now, threads
         seen = devices_of_group(self._engine.scheduler, run.allocation) if spec.sees_group else ()
         return self._setups.of(
-            run.allocation, spec.environment, known, now, caps=spec.caps, seen=seen
+            run.allocation,
+            spec.environment,
+            known,
+            now,
+            caps=spec.caps,
+            seen=seen,
+            follow=self._engine.source is not None
+            and self._engine.source.follows
+            and job.owner is None,
         )
 
     def _send(

@@ -125,12 +125,14 @@ class Setups:
         *,
         caps: bool = True,
         seen: Sequence[str] = (),
+        follow: bool = False,
     ) -> tuple[Any, ...]:
         """Return the setup as a plain tuple.
 
         Args:
             base: the environment that the worker has.
             seen: keys of the devices that the worker sees, in this order; its own if empty.
+            follow: as in `Setup`.
         """
         environment = dict(self._changed(base, now.environment))
         devices = [self._devices[key] for key, _ in allocation.shares]
@@ -155,7 +157,9 @@ class Setups:
             (kind, tuple(device.id for device in devices if device.resource == kind))
             for kind in self._others
         )
-        return tuple(Setup(environment, ids, now.directory, now.path, now.argv, cap, reports, held))
+        return tuple(
+            Setup(environment, ids, now.directory, now.path, now.argv, cap, reports, held, follow)
+        )
 
     def threads(self, allocation: Allocation) -> int:
         """Return the cores of a worker: those that the task asked for, or its part of the devices'.

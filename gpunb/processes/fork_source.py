@@ -11,12 +11,15 @@ the second zygote, which imports the preload.
    watches each of them through a pidfd, and reports the end when the process is really gone.
 4. The second zygote dies with the first one. Its link reports that later, when a new pair may have
    started; so each report is compared with the present `_first` and `_second`.
+5. When tasks have imported packages, the first zygote forks another second one (`_next`), which
+   imports these too. It takes the place of the second, which ends after its last process.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import os
 import signal
 import socket
@@ -24,12 +27,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpunb.data import files
 from gpunb.processes import launcher
+from gpunb.processes.followed import Follower
 from gpunb.processes.launcher import Launched
 from gpunb.processes.pool import WorkerPool
 from gpunb.processes.worker_process import WorkerProcess
 from gpunb.processes.zygote_link import Answer, Link
-from gpunb.protocol.zygote import SECOND
+from gpunb.protocol import plain
+from gpunb.protocol.zygote import SECOND, Imports, Preload
 from gpunb.system import limits, linux, process_control
 from gpunb.system.loop import Loop
 
@@ -43,15 +49,23 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 """Seconds until a step that lacked resources is tried again; doubled each time."""
 
 
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")
+"""Signals that end a worker whose libraries do not survive a fork."""
+
+
 class _Generation:
     """One zygote: the link to it, and the processes that it forked."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int, imports: Imports | None) -> None:
+        """`imports` of tasks are preloaded in this zygote."""
+        self.number = number
+        self.imports = imports
         self.link: Link
         self.pid: int | None = None
         self.processes: dict[int, WorkerProcess] = {}
         self.usable = True
         self.served = False
+        self.replaced = False
         self.delayed: dict[int, str] = {}
         """For each process that waits to be forked, the reason."""
         self.signalled: set[int] = set()
@@ -80,8 +94,10 @@ class ForkSource:
         inherited: int | None = None,
         *,
         own_preload: Sequence[str] = (),
+        follow: int = 0,
     ) -> None:
-        """All processes inherit the descriptor `inherited`. No report names `own_preload`."""
+        """All processes inherit the descriptor `inherited`. No report names `own_preload`. A zygote
+        with modules that tasks have imported may have `follow` bytes; 0 preloads none of these."""
         self._inherited = inherited
         self._loop = loop
         self._pool = pool
@@ -89,6 +105,11 @@ class ForkSource:
         self._preload = (*own_preload, *preload)
         self._first: _Generation | None = None
         self._second: _Generation | None = None
+        self._next: _Generation | None = None
+        self._numbers = itertools.count(1)
+        self._most = follow
+        self.follows = follow > 0
+        self._follower = Follower(loop, self._start_next)
         self._process: Any = None
         self._deaths: list[float] = []
         self._failed_preloads = 0
@@ -106,7 +127,7 @@ class ForkSource:
         """Texts on problems with new processes."""
         silent = [each.why_silent() for each in self._generations]
         delayed = [why for each in self._generations for why in each.delayed.values()]
-        texts = [*self._notes, *self._problems.values(), *silent, *delayed]
+        texts = [*self._notes, *self._follower.notes, *self._problems.values(), *silent, *delayed]
         return list(dict.fromkeys(each for each in texts if each))
 
     def held_up(self, process: WorkerProcess) -> str | None:
@@ -145,15 +166,37 @@ class ForkSource:
         first = self._first
 
         def start() -> None:
-            if first is None or first is not self._first:
-                return
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._second = self._new_generation()
-            self._second.usable = False
-            self._second.link.connect(ours)
-            first.link.ask(("preload", self._preload), [theirs.detach()])
+            if first is not None and first is self._first:
+                self._second = self._fork_second(first, None)
 
         self._try(start, "the preload cannot be imported")
+
+    def _start_next(self, imports: Imports | None) -> None:
+        """Start a zygote that takes the place of the second one."""
+        if self._first is None or self._second is None or self._closed:
+            self._follower.lost()
+            return
+        if self._next is not None:
+            self._forget(self._next)
+        try:
+            self._next = self._fork_second(self._first, imports)
+        except OSError as error:
+            self._follower.stop(limits.explain(error))
+
+    def _fork_second(self, first: _Generation, imports: Imports | None) -> _Generation:
+        preload = Preload(self._preload, imports and tuple(imports), self._most)
+        file = files.memory_file()
+        try:
+            files.write_all(file, iter([memoryview(plain.dumps(tuple(preload)))]))
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            generation = self._new_generation(imports)
+            generation.usable = False
+            generation.link.connect(ours)
+        except BaseException:
+            os.close(file)
+            raise
+        first.link.ask(("preload", generation.number), [theirs.detach(), file])
+        return generation
 
     def _try(self, action: Callable[[], None], what: str, pause: float = _FIRST_PAUSE) -> None:
         """Call `action` now, and again later while it lacks resources. `what` is the text on the
@@ -169,8 +212,8 @@ class ForkSource:
         else:
             self._problems.pop(what, None)
 
-    def _new_generation(self) -> _Generation:
-        generation = _Generation()
+    def _new_generation(self, imports: Imports | None = None) -> _Generation:
+        generation = _Generation(next(self._numbers), imports)
         generation.link = Link(
             self._loop,
             lambda answer: self._on_answer(generation, answer),
@@ -181,8 +224,22 @@ class ForkSource:
 
     # ------------------------------------------------------------------------------- for the pool
 
-    def start(self, process: WorkerProcess, descriptors: Sequence[int]) -> None:
-        generation = self._second if self._second and self._second.usable else self._first
+    @property
+    def followed(self) -> Imports | None:
+        """What new processes have because tasks have imported it."""
+        second = self._second
+        return second.imports if second is not None and second.usable else None
+
+    def follow(self, imports: Imports) -> None:
+        """Preload what a worker has imported."""
+        if self.follows:
+            self._follower.imported(imports)
+
+    def start(
+        self, process: WorkerProcess, descriptors: Sequence[int], *, bare: bool = False
+    ) -> None:
+        second = self._second if self._second and self._second.usable else None
+        generation = second if second and not (bare and second.imports) else self._first
         if generation is None:
             for each in descriptors:
                 os.close(each)
@@ -190,7 +247,8 @@ class ForkSource:
             return
         generation.processes[process.token] = process
         process.origin = generation
-        process.environment = self.environment
+        followed = generation.imports
+        process.environment = followed.environment if followed else self.environment
         generation.link.ask(("fork", process.token), descriptors)
 
     def signal(self, process: WorkerProcess, number: int) -> None:
@@ -244,13 +302,17 @@ class ForkSource:
                 generation.delayed.pop(token, None)
                 if token in generation.processes:
                     generation.processes[token].pid = pid
-                elif isinstance(token, tuple) and self._second is not None:
-                    self._second.pid = pid
+                elif isinstance(token, tuple):
+                    for each in (self._second, self._next):
+                        if each is not None and token == (SECOND, each.number):
+                            each.pid = pid
             case ("delayed", token, why):
                 generation.delayed[token] = f"a worker waits to be forked: {why}"
             case ("failed", token, why):
                 self._on_worker_end(generation, token, f"it could not be started: {why}")
-            case ("preloaded", problems, unsafe):
+            case ("preloaded", _, unsafe, package) if generation is self._next:
+                self._succeed(generation, unsafe, package)
+            case ("preloaded", problems, unsafe, _):
                 self._preloaded(generation, problems, unsafe)
 
     def _on_worker_end(self, generation: _Generation, token: Any, reason: str) -> None:
@@ -258,7 +320,10 @@ class ForkSource:
         generation.signalled.discard(token)
         process = generation.processes.pop(token, None)
         if process is not None:
+            if generation.imports and any(each in reason for each in _CRASHES):
+                self._stop_following(f"a worker that had it crashed: {reason}")
             self._pool.gone(process, reason)
+        self._end_if_replaced(generation)
 
     def _preloaded(
         self, generation: _Generation, problems: dict[str, str | None], unsafe: str | None
@@ -274,6 +339,38 @@ class ForkSource:
             return
         generation.usable = generation.served = True
         self._pool.renew()
+
+    def _succeed(self, generation: _Generation, unsafe: str | None, package: str) -> None:
+        """Put a zygote in the place of the second one, unless it must not be used."""
+        self._next = None
+        if unsafe:
+            self._forget(generation)
+            if package:
+                self._follower.refuse(package, unsafe)
+            else:
+                self._follower.stop(unsafe)
+            return
+        before, self._second = self._second, generation
+        generation.usable = generation.served = True
+        if generation.imports is not None:
+            names = [each.partition(".")[0] for each in generation.imports.modules]
+            self.preloaded = {**dict.fromkeys(names), **(self.preloaded or {})}
+        if before is not None:
+            before.replaced = True
+        self._follower.served()
+        self._pool.renew()
+        if before is not None:
+            self._end_if_replaced(before)
+
+    def _end_if_replaced(self, generation: _Generation) -> None:
+        if generation.replaced and not generation.processes and generation in self._generations:
+            self._forget(generation)
+
+    def _stop_following(self, why: str) -> None:
+        """Go back to the modules that were asked for."""
+        if not self._follower.stopped:
+            self._follower.stop(why)
+            self._start_next(None)
 
     def _forget(self, generation: _Generation) -> None:
         self._generations.discard(generation)
@@ -292,7 +389,7 @@ class ForkSource:
         if generation is self._first:
             process_control.kill(self._process.pid)
         elif self._first is not None:
-            token = (SECOND, self._preload)
+            token = (SECOND, generation.number)
             self._first.link.ask(("signal", token, int(signal.SIGKILL)))
         self._on_death(generation, f"{reason}, and was ended with its workers")
 
@@ -300,15 +397,20 @@ class ForkSource:
         """Replace a zygote that has died, and watch the ends of the workers that die with it."""
         self._forget(generation)
         lost, generation.processes = list(generation.processes.values()), {}
-        if generation is self._second:
+        if generation is self._next:
+            self._next = None
+            self._follower.stop("the process that imported it died")
+        elif generation is self._second:
             self._second = None
+            self._follower.lost()
             self._failed_preloads += not generation.served
             if self._failed_preloads > 1:  # the first zygote forks all workers, then
                 self._notes.append("preload: not used, the process that imported it died twice")
             elif self._may_restart(self._restart_second):
                 self._start_second()
         elif generation is self._first:
-            self._first = self._second = None  # the second dies with it
+            self._first = self._second = self._next = None  # these die with it
+            self._follower.lost()
             self._reaped()
             if self._may_restart(self._restart_first):
                 self._start_first()

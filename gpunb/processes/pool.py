@@ -46,8 +46,11 @@ class Source(Protocol):
     def notes(self) -> list[str]:
         """Texts on problems of the source."""
 
-    def start(self, process: WorkerProcess, descriptors: Sequence[int]) -> None:
-        """Start a process with these descriptors, which the source has to close."""
+    def start(
+        self, process: WorkerProcess, descriptors: Sequence[int], *, bare: bool = False
+    ) -> None:
+        """Start a process with these descriptors, which the source has to close. A `bare` one has
+        no modules that other tasks have imported."""
 
     def held_up(self, process: WorkerProcess) -> str | None:
         """Return why a process has not started, or gets no signal; None if nothing is known."""
@@ -86,9 +89,9 @@ class WorkerPool:
 
     # ------------------------------------------------------------------------------------ workers
 
-    def start(self, worker: WorkerId) -> WorkerProcess:
-        """Turn a standby, or else a new process, into this worker."""
-        process = self._take()
+    def start(self, worker: WorkerId, *, bare: bool = False) -> WorkerProcess:
+        """Turn a standby, or else a new process, into this worker; `bare` as in `Source.start`."""
+        process = self._start(bare=True) if bare else self._take()
         process.worker = worker
         self._workers[worker] = process
         self._refill_soon()
@@ -203,7 +206,7 @@ class WorkerPool:
         except OSError:  # such as too many open files: the tasks that need a process report it
             self._loop.after(_RETRY, self._refill)
 
-    def _start(self) -> WorkerProcess:
+    def _start(self, *, bare: bool = False) -> WorkerProcess:
         """Let the source start a process.
 
         Raises:
@@ -215,7 +218,7 @@ class WorkerPool:
         except OSError as error:
             raise OSError(error.errno, limits.explain(error)) from error
         self._all[process.token] = process
-        self._source.start(process, theirs)
+        self._source.start(process, theirs, bare=bare)
         return process
 
     def _make(self) -> tuple[WorkerProcess, list[int]]:

@@ -38,6 +38,7 @@ class SpawnSource:
         self._trouble: str | None = None
         self._pause = _FIRST_PAUSE
         self.preloaded: dict[str, str | None] | None = None
+        self.follows, self.followed = False, None
 
     @property
     def notes(self) -> list[str]:
@@ -48,7 +49,9 @@ class SpawnSource:
         """Return why a process has not started; None if nothing is known."""
         return self._trouble if any(each is process for each, _ in self._delayed) else None
 
-    def start(self, process: WorkerProcess, descriptors: Sequence[int]) -> None:
+    def start(
+        self, process: WorkerProcess, descriptors: Sequence[int], *, bare: bool = False
+    ) -> None:
         process.origin = self
         process.environment = dict(os.environ)
         self._delayed.append((process, descriptors))

@@ -203,7 +203,7 @@ def _is_answer(answer: Any) -> bool:
             return _is_token(token) and bool(process_control.describe_status(status))
         case ("failed" | "delayed", token, str()):
             return _is_token(token)
-        case ("preloaded", dict(problems), None | str()):
+        case ("preloaded", dict(problems), None | str(), str()):
             texts = [*problems, *(each for each in problems.values() if each is not None)]
             return all(isinstance(each, str) for each in texts)
     return False

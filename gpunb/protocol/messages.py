@@ -45,6 +45,7 @@ class Setup(NamedTuple):
         reports: seconds between reports of the worker's device memory; 0 for a report after each
             task only; `UNPINNED` for none.
         others: each other kind of device of the machine, and the ids that the worker holds.
+        follow: whether the worker reports what its tasks import.
     """
 
     environment: dict[str, str | None]
@@ -55,6 +56,7 @@ class Setup(NamedTuple):
     caps: tuple[float, int | None] | None = None
     reports: float = 0.0
     others: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
+    follow: bool = False
 
 
 class HostedActor(NamedTuple):
@@ -240,6 +242,14 @@ class Used(NamedTuple):
     memory: tuple[tuple[int, int, int], ...]
 
 
+class Imported(NamedTuple):
+    """The tasks of a worker have imported these modules of installed packages. `changed`: as in
+    `gpunb.protocol.zygote.Imports`."""
+
+    modules: tuple[str, ...]
+    changed: tuple[tuple[str, str | None], ...]
+
+
 class Shown(NamedTuple):
     """Something to show where the task was submitted: `kind` and `content` as in Jupyter's
     messages, without its envelope."""
@@ -282,6 +292,7 @@ Message: TypeAlias = (
     | Prepared
     | Park
     | ParkReply
+    | Imported
 )
 
 _TYPES: tuple[Any, ...] = get_args(Message)

@@ -3,7 +3,8 @@
 Requests:
 
 - ``("fork", token)`` with the worker's descriptors
-- ``("preload", modules)`` with the control socket of the second generation
+- ``("preload", number)`` with the control socket of a zygote of the second generation, and a file
+  in memory that holds a `Preload`
 - ``("signal", token, number)``
 - ``("ping",)``
 - ``("keep",)`` with a descriptor that the zygote, and all that it forks from then on, have open as
@@ -13,12 +14,43 @@ Answers:
 
 - ``("forked", token, pid)``
 - ``("exited", token, status)``
-- ``("preloaded", {module: problem or None}, why it must not be used or None)``
+- ``("preloaded", {module: problem or None}, why it must not be used or None, package)``, where
+  `package` is the one among the imports of tasks that is the reason, or empty
 - ``("failed", token, reason)``
 - ``("pong",)``
 - ``("delayed", token, reason)`` when the system has no room for another process: the fork is tried
   again until there is some
 """
 
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
 SECOND = "zygote"
-"""With its modules, the token of a zygote of the second generation."""
+"""With its number, the token of a zygote of the second generation."""
+
+
+class Imports(NamedTuple):
+    """What tasks have imported.
+
+    Attributes:
+        modules: names; what a module imports comes before it.
+        changed: environment variables that have changed while the tasks ran, and their values
+            afterwards; None for a removed one.
+        environment: all variables with which these tasks began, except those of their workers.
+        path: their `sys.path`.
+    """
+
+    modules: tuple[str, ...]
+    changed: dict[str, str | None]
+    environment: dict[str, str]
+    path: list[str]
+
+
+class Preload(NamedTuple):
+    """What a zygote of the second generation imports: modules that were asked for, and the fields
+    of `Imports`. With these it may have `most` bytes of memory."""
+
+    modules: tuple[str, ...]
+    imports: tuple[Any, ...] | None = None
+    most: int = 0

@@ -20,6 +20,7 @@ from gpunb.protocol.backend import Context, ExitActor, FailedWith, Slot, titled
 from gpunb.protocol.function_cache import MOST, Recent
 from gpunb.scheduler.markup import control
 from gpunb.system.signals import UNDIVIDED
+from gpunb.worker.imported import ImportWatch
 from gpunb.worker.interrupts import Interrupts
 from gpunb.worker.kernel_client import KernelClient
 from gpunb.worker.limits import memory as limits_memory
@@ -63,6 +64,7 @@ class TaskRunner:
         self._gpu_ids: tuple[int | str, ...] = ()
         self._others: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
         self._reporter: usage.Reporter | None = None
+        self._imports = ImportWatch()
         self._pid = os.getpid()
 
     def execute(self, work: msg.Execute, segments: list[Segment]) -> bool:
@@ -113,6 +115,8 @@ class TaskRunner:
         self.end_forked()
         if self._gpu_ids and (memory := usage.measured()):
             self._report_memory(memory)
+        if (imported := self._imports.report()) is not None:
+            self.remote.send(imported)
         moved = self._packer.forget(work)
         if moved is not None and (note := str(moved)):
             warn(f"gpunb: {note}\n")
@@ -192,6 +196,8 @@ class TaskRunner:
                 pass  # a directory that is gone is not worth the task
         sys.path[:] = setup.path
         sys.argv[:] = setup.argv
+        if setup.follow:
+            self._imports.begin()
 
     def _share(self, setup: msg.Setup) -> None:
         """Keep to the share of a device, and say what is taken of it."""

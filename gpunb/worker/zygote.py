@@ -3,8 +3,9 @@
 It is executed and not forked, so it holds nothing of the kernel. It has one thread, imports the
 modules that the kernel names, and never computes, because libraries that have computed hang in
 forked children. There are two generations: the first imports nothing and can serve at once. It
-forks the second, which imports the preload list, so a slow or broken preload delays no task. The
-second ends with the first, and workers end with the zygote that forked them.
+forks the second, which imports the preload list, so a slow or broken preload delays no task. When
+tasks have imported more, it forks another second one, which imports that too. The second generation
+ends with the first, and workers end with the zygote that forked them.
 `gpunb.protocol.zygote` has the requests and the answers.
 
 A device is free when its worker and all that the worker started are gone:
@@ -25,9 +26,11 @@ import errno
 import gc
 import importlib
 import os
+import resource
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 from collections import deque
@@ -36,7 +39,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from gpunb.protocol import plain
-from gpunb.protocol.zygote import SECOND
+from gpunb.protocol.zygote import SECOND, Imports, Preload
 from gpunb.system import limits, linux, process_control
 from gpunb.worker import main as worker_main
 from gpunb.worker.limits import threads
@@ -146,7 +149,7 @@ class Zygote:
             return False
         verb, *rest = plain.loads(data)
         if verb in ("fork", "preload"):
-            token = rest[0] if verb == "fork" else (SECOND, rest[0])
+            token: Any = rest[0] if verb == "fork" else (SECOND, rest[0])
             if flags & socket.MSG_CTRUNC:  # no descriptor was left for all that were sent
                 _close(descriptors)
                 lacks = limits.explain(OSError(errno.EMFILE, ""))
@@ -212,7 +215,7 @@ class Zygote:
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
                 if process_control.die_with_parent(me):
                     if isinstance(token, tuple):
-                        _second_generation(token[1], socket.socket(fileno=descriptors[0]), me)
+                        _second_generation(descriptors[1], socket.socket(fileno=descriptors[0]), me)
                     worker_main.main(*descriptors)
             finally:
                 os._exit(1)
@@ -309,12 +312,21 @@ def _close(descriptors: Sequence[int]) -> None:
         os.close(each)
 
 
-def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int) -> NoReturn:
-    """Import the preload list, check that forking is still safe, and serve."""
+def _second_generation(file: int, sock: socket.socket, parent: int) -> NoReturn:
+    """Import what the `Preload` in this file names, check that forking is still safe, and serve."""
     process_control.set_name("gpunb-preload")
+    with open(file, "rb") as stream:
+        stream.seek(0)
+        preload = Preload(*plain.loads(stream.read()))
+    imports = Imports(*preload.imports) if preload.imports is not None else None
+    if imports is not None:
+        os.environ.clear()
+        os.environ.update(imports.environment)
+        sys.path[:] = imports.path
     problems: dict[str, str | None] = {}
+    refused: tuple[str, str] | None = None
     with threads.single():
-        for name in modules:
+        for name in preload.modules:
             try:
                 importlib.import_module(name)
                 problems[name] = None
@@ -323,6 +335,8 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
         for name in [later for first, later in _LATER.items() if first in sys.modules]:
             with contextlib.suppress(Exception):  # other releases need not have it
                 importlib.import_module(name)
+        if imports is not None:
+            refused = _follow(imports, preload.most)
     loaded.edited()  # note the files as the preload has loaded them
     importlib.import_module("gpunb.worker.concurrent_actor")  # it loads asyncio for all actors
     if "IPython" in sys.modules:
@@ -330,13 +344,53 @@ def _second_generation(modules: Sequence[str], sock: socket.socket, parent: int)
         importlib.import_module("gpunb.worker.cell.shell").rehearse()
     threads.find()
     worker_main.warm_up(worker_main.ADAPTED)  # the last: what is loaded later makes it adapt anew
-    unsafe = _unsafe()
+    package, unsafe = refused or ("", _unsafe())
     # From here on the poll loop sees the end of the parent and can clean up after itself.
     process_control.die_with_parent(parent, 0)
     if os.getppid() != parent:
         os._exit(1)
-    sock.send(plain.dumps(("preloaded", problems, unsafe)))
+    sock.send(plain.dumps(("preloaded", problems, unsafe, package)))
     _serve(sock, parent)
+
+
+def _follow(imports: Imports, most: int) -> tuple[str, str] | None:
+    """Import what tasks have imported. If a package must not be preloaded, return it and the
+    reason; the package is empty if the reason is another."""
+    threads_before, sockets_before = process_control.threads(), _sockets()
+    for name in imports.modules:
+        count = len(sys.modules)
+        with contextlib.suppress(BaseException):  # the task says so that imports it
+            importlib.import_module(name)
+        if len(sys.modules) == count:
+            continue
+        why = None
+        if process_control.threads() > threads_before:
+            why = _unsafe()
+        elif _sockets() > sockets_before:
+            why = "its import opened a connection or a pipe, which children would share"
+        elif _resident() > most:
+            why = f"with it the process would have more than {most >> 20} MiB"
+        if why is not None:
+            return name.partition(".")[0], why
+    for variable, value in imports.changed.items():
+        if os.environ.get(variable) != value:
+            return "", f"a task has changed the variable {variable}, which packages may read"
+    return None
+
+
+def _sockets() -> int:
+    """Return how many descriptors of this process are of sockets or pipes."""
+    kinds = []
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder itself
+            kinds.append(os.fstat(int(each)).st_mode)
+    return sum(stat.S_ISSOCK(each) or stat.S_ISFIFO(each) for each in kinds)
+
+
+def _resident() -> int:
+    """Return the memory of this process, in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def _unsafe() -> str | None:

@@ -25,7 +25,9 @@ class Source:
         self.notes: list[str] = []
         self.ends: list[int] = []
 
-    def start(self, process: WorkerProcess, descriptors: Sequence[int]) -> None:
+    def start(
+        self, process: WorkerProcess, descriptors: Sequence[int], *, bare: bool = False
+    ) -> None:
         self.ends = list(descriptors)
 
     def signal(self, process: WorkerProcess, number: int) -> None:

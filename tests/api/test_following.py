@@ -1,0 +1,234 @@
+"""Fresh workers start with what earlier tasks have imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import gpunb
+from gpunb.api import init_options
+from gpunb.exceptions import WorkerCrashedError
+from gpunb.processes import followed
+from tests.sessions import alive, named
+from tests.waiting import PATIENCE, eventually
+
+
+def get(ref):
+    return gpunb.get(ref, timeout=PATIENCE)
+
+
+@gpunb.remote(num_gpus=1)
+def loaded(*names):
+    """Which of these modules are there before the task has imported anything; then import them."""
+    import importlib
+    import sys
+
+    there = [name for name in names if name in sys.modules]
+    for name in names:
+        importlib.import_module(name)
+    return there
+
+
+@gpunb.remote(num_gpus=1)
+def value(name):
+    import importlib
+
+    return importlib.import_module(name).VALUE
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Installs a package with 40 modules, whose import also runs this code."""
+    folder = tmp_path / "site-packages"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+
+    def make(name: str, code: str = "") -> str:
+        (folder / name).mkdir(parents=True)
+        lines = [f"from {name} import m{each}" for each in range(40)]
+        (folder / name / "__init__.py").write_text("\n".join([*lines, code]))
+        for each in range(40):
+            (folder / name / f"m{each}.py").touch()
+        return name
+
+    return make
+
+
+@pytest.fixture
+def follow(start, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Starts a session that preloads what tasks import, soon after they have."""
+    monkeypatch.setattr(followed, "FIRST_PAUSE", 0.01)
+
+    def begin(**settings) -> None:
+        start(num_gpus=2, start_method="fork", preload=None, **settings)
+        eventually(lambda: gpunb.status()["preload"] is not None)
+
+    return begin
+
+
+def preloaded(name: str) -> None:
+    eventually(lambda: name in gpunb.status()["preload"], f"{name} is preloaded")
+
+
+def noted(text: str) -> str:
+    def found() -> list[str]:
+        return [each for each in gpunb.status()["notes"] if text in each]
+
+    return eventually(found, f"a note says {text}")[0]
+
+
+def test_later_tasks_have_what_the_first_has_imported(follow, install):
+    name = install("follow_plain")
+    follow()
+    assert get(loaded.remote(name)) == []
+    preloaded(name)
+    assert get(loaded.remote(name, f"{name}.m7")) == [name, f"{name}.m7"]
+
+
+def test_a_package_that_comes_later_joins_the_others(follow, install):
+    first, second = install("follow_first"), install("follow_second")
+    follow()
+    get(loaded.remote(first))
+    preloaded(first)
+    get(loaded.remote(second))
+    preloaded(second)
+    assert get(loaded.remote(first, second)) == [first, second]
+
+
+def test_a_list_of_modules_turns_it_off(start, install, monkeypatch):
+    monkeypatch.setattr(followed, "FIRST_PAUSE", 0.0)
+    name = install("follow_off")
+    start(num_gpus=1, start_method="fork", preload=["json"])
+    eventually(lambda: gpunb.status()["preload"] is not None)
+    for _ in range(3):
+        assert get(loaded.remote(name)) == []
+    assert list(gpunb.status()["preload"]) == ["json"]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import threading\nthreading.Thread(target=threading.Event().wait).start()", "thread"),
+        ("import socket\nPAIR = socket.socketpair()", "connection"),
+    ],
+    ids=["thread", "socket"],
+)
+def test_a_package_that_does_not_survive_a_fork_is_left_out(follow, install, code, why):
+    bad, good = install("follow_bad", code), install("follow_good")
+    follow()
+    get(loaded.remote(bad, good))
+    preloaded(good)
+    assert why in noted(f"each task imports {bad} by itself")
+    assert get(loaded.remote(bad, good)) == [good]
+
+
+def test_what_takes_too_much_memory_is_left_out(follow, install, monkeypatch):
+    monkeypatch.setattr(init_options, "_FOLLOW", 1 << 30)
+    name = install("follow_large")
+    follow()
+    get(loaded.remote(name))
+    assert "MiB" in noted(f"each task imports {name} by itself")
+    assert get(loaded.remote(name)) == []
+
+
+def test_a_task_with_variables_of_its_own_imports_for_itself(follow, install):
+    name = install("follow_variable", "import os\nVALUE = os.environ.get('FOLLOW_BACKEND')")
+    follow()
+    get(loaded.remote(name))
+    preloaded(name)
+    own = value.options(runtime_env={"env_vars": {"FOLLOW_BACKEND": "own"}})
+    assert get(own.remote(name)) == "own"
+    assert get(value.remote(name)) is None
+
+
+def test_a_change_of_the_notebooks_variables_is_seen(follow, install, monkeypatch):
+    name = install("follow_changed", "import os\nVALUE = os.environ.get('FOLLOW_BACKEND')")
+    follow()
+    get(loaded.remote(name))
+    preloaded(name)
+    monkeypatch.setenv("FOLLOW_BACKEND", "changed")
+    assert get(value.remote(name)) == "changed"
+    eventually(lambda: get(loaded.remote(name)) == [name], "preloaded with the new variable")
+    assert get(value.remote(name)) == "changed"
+
+
+def test_what_was_imported_after_a_change_of_the_tasks_own_is_not_preloaded(follow, install):
+    name = install("follow_own", "import os\nVALUE = os.environ.get('FOLLOW_BACKEND')")
+    follow()
+
+    @gpunb.remote(num_gpus=1)
+    def choose(name):
+        import importlib
+        import os
+
+        os.environ["FOLLOW_BACKEND"] = "own"
+        return importlib.import_module(name).VALUE
+
+    assert get(choose.remote(name)) == "own"
+    noted("FOLLOW_BACKEND")
+    assert get(value.remote(name)) is None
+
+
+def test_variables_that_the_packages_set_themselves_are_no_hindrance(follow, install):
+    name = install("follow_sets", "import os\nos.environ['FOLLOW_SET'] = '1'")
+    follow()
+    get(loaded.remote(name))
+    preloaded(name)
+    assert get(gpunb.remote(num_gpus=1)(os.getenv).remote("FOLLOW_SET")) == "1"
+
+
+def test_a_package_that_ends_the_process_stops_it(follow, install):
+    code = "import os\n'preload' in open('/proc/self/comm').read() and os.kill(os.getpid(), 9)"
+    name = install("follow_ends", code)
+    follow()
+    get(loaded.remote(name))
+    noted("the process that imported it died")
+    assert get(loaded.remote(name)) == []
+
+
+def test_a_crash_of_a_worker_goes_back_to_plain_ones(follow, install):
+    name = install("follow_crash")
+    follow()
+    get(loaded.remote(name))
+    preloaded(name)
+    crash = gpunb.remote(num_gpus=1, max_retries=0)(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    with pytest.raises(WorkerCrashedError):
+        get(crash.remote())
+    noted("a worker that had it crashed")
+    eventually(lambda: get(loaded.remote(name)) == [], "workers are plain again")
+
+
+def test_a_task_goes_on_while_its_zygote_is_replaced(follow, install, gate):
+    name = install("follow_during")
+    follow()
+
+    @gpunb.remote(num_gpus=1)
+    def hold(gate):
+        gate.enter()
+        return os.getppid()
+
+    held = hold.remote(gate)
+    (before,) = eventually(lambda: len(found := named("gpunb-preload")) == 1 and found)
+    gate.await_()
+    get(loaded.remote(name))
+    preloaded(name)
+    assert get(loaded.remote(name)) == [name]
+    assert alive(before)
+    gate.open()
+    assert get(held) == before
+    eventually(lambda: not alive(before), "the zygote that was replaced ends")
+
+
+def test_after_the_loss_of_its_zygote_a_session_follows_again(follow, install):
+    name = install("follow_killed")
+    follow()
+    get(loaded.remote(name))
+    preloaded(name)
+    (zygote,) = eventually(lambda: len(found := named("gpunb-preload")) == 1 and found)
+    os.kill(zygote, signal.SIGKILL)
+    eventually(lambda: get(loaded.remote(name)) == [], "the plain one serves")
+    eventually(lambda: get(loaded.remote(name)) == [name], "preloaded again")

@@ -148,9 +148,10 @@ def init(
         simulate: simulated devices in place of real ones, such as ``"2xA100:40GiB,1xV100:16GiB"``.
             Default: GPUNB_SIMULATE.
         preload: names of modules that are imported once, before workers are forked. With
-            ``["torch"]`` fresh workers that use torch start as fast as others. A module that
-            computes or touches a GPU at its import is refused. Default: numpy and IPython, where
-            installed.
+            ``["torch"]`` fresh workers that use torch start as fast as others, from the first one
+            on. A module that computes or touches a GPU at its import is refused. Default: numpy
+            and IPython, where installed, and then the packages that tasks of this notebook have
+            imported; ``["numpy", "IPython"]`` preloads only these two.
         ignore_reinit_error: True returns the running session instead of raising.
         start_method: ``"fork"`` (from a clean process, not from this one) or ``"spawn"``.
             Default: GPUNB_START_METHOD, or ``"fork"``.

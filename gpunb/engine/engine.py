@@ -34,6 +34,7 @@ from gpunb.engine.timeline import JobTimeline
 from gpunb.engine.worker_setup import Setups
 from gpunb.exceptions import GpunbError
 from gpunb.leases.leases import Leases
+from gpunb.processes.followed import installed
 from gpunb.processes.fork_source import ForkSource
 from gpunb.processes.pool import WorkerPool
 from gpunb.processes.spawn_source import SpawnSource
@@ -211,9 +212,10 @@ class Engine(EngineState):
         """Have later workers start with what a worker has imported."""
         now = process.surroundings
         if isinstance(self.source, ForkSource) and now is not None:
-            changed = dict(message.changed)
+            path = list(now.path)
+            changed, environment = dict(message.changed), dict(now.environment)
             self.source.follow(
-                Imports(message.modules, changed, dict(now.environment), list(now.path))
+                Imports(message.modules, changed, environment, path, installed(path))
             )
 
     def on_output(self, process: WorkerProcess, name: str, data: bytes) -> None:

@@ -14,6 +14,7 @@ from gpunb.engine.share_checks import ShareChecks
 from gpunb.engine.state import EngineState
 from gpunb.engine.worker_setup import Setups
 from gpunb.leases.leases import Leases
+from gpunb.processes.followed import installed
 from gpunb.processes.worker_process import WorkerProcess
 from gpunb.protocol import messages as msg
 from gpunb.protocol.backend import HandleTo, Outcome
@@ -100,13 +101,15 @@ class Starts:
 
     def _differs(self, job: Job) -> bool:
         """Whether the modules that tasks have imported, and workers have from the preload, may be
-        others in this job: packages read the environment and the path when they are imported."""
+        others in this job: packages read the environment and the path when they are imported, and
+        may have been installed anew."""
         followed = self._engine.source.followed if self._engine.source is not None else None
         if followed is None:
             return False
         now = self._surroundings(job)
-        same = now.environment == followed.environment and now.path == followed.path
-        return bool(job.call.spec.environment) or not same
+        return bool(job.call.spec.environment) or not followed.fits(
+            now.environment, now.path, installed(now.path)
+        )
 
     def _note_start(self, run: ev.Run, job: Job, process: WorkerProcess | None) -> None:
         """Note in the record of the job which worker has it now."""

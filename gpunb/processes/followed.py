@@ -6,6 +6,8 @@ moment after the first report, and the next ones after longer and longer pauses.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 
 from gpunb.protocol.zygote import Imports
@@ -13,6 +15,16 @@ from gpunb.system.loop import Loop
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a preload begins; doubled each time."""
+
+
+def installed(path: list[str]) -> list[int]:
+    """Return when something was last installed in each folder of packages in a path, in ns."""
+    times = []
+    for each in path:
+        if each.endswith(("site-packages", "dist-packages")):
+            with contextlib.suppress(OSError):
+                times.append(os.stat(each).st_mtime_ns)
+    return times
 
 
 class Follower:
@@ -45,12 +57,12 @@ class Follower:
         return self._stopped is not None
 
     def imported(self, found: Imports) -> None:
-        """Preload these modules soon. With another environment or path than those before they
-        replace them: a package may have read it."""
+        """Preload these modules soon. With another environment or path than those before, or after
+        an installation, they replace them: a package may have read it, or be another."""
         known = self._wanted
-        if known is not None and (known.environment, known.path) == found[2:]:
+        if known is not None and known.fits(*found[2:]):
             modules = tuple(dict.fromkeys((*known.modules, *found.modules)))
-            found = found._replace(modules=modules, changed={**known.changed, **found.changed})
+            found = known._replace(modules=modules, changed={**known.changed, **found.changed})
         self._wanted = found
         self._begin_soon()
 
@@ -61,7 +73,7 @@ class Follower:
             return None
         chosen = (each for each in wanted.modules if each.partition(".")[0] not in self._refused)
         wanted = wanted._replace(modules=tuple(chosen))
-        known = given is not None and given[2:] == wanted[2:]
+        known = given is not None and given.fits(*wanted[2:])
         missing = set(wanted.modules).difference(given.modules if given and known else ())
         return wanted if missing else None
 

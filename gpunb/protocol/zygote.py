@@ -24,6 +24,7 @@ Answers:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 SECOND = "zygote"
@@ -39,12 +40,28 @@ class Imports(NamedTuple):
             afterwards; None for a removed one.
         environment: all variables with which these tasks began, except those of their workers.
         path: their `sys.path`.
+        installed: when something was last installed in each folder of packages of this path.
     """
 
     modules: tuple[str, ...]
     changed: dict[str, str | None]
     environment: dict[str, str]
     path: list[str]
+    installed: list[int]
+
+    def fits(
+        self, environment: Mapping[str, str], path: Sequence[str], installed: Sequence[int]
+    ) -> bool:
+        """Whether a process with these would import the same. Each variable may also have the value
+        that the imports give it: the kernel has it once it has imported such a package itself."""
+        if (list(path), installed) != (self.path, self.installed):
+            return False
+        differing = dict(environment.items() ^ self.environment.items())
+        return all(
+            name in self.changed
+            and environment.get(name) in (self.changed[name], self.environment.get(name))
+            for name in differing
+        )
 
 
 class Preload(NamedTuple):

@@ -12,6 +12,7 @@ import pytest
 
 import gpunb
 from gpunb.api import init_options
+from gpunb.cli.checks import Place, sessions
 from gpunb.exceptions import WorkerCrashedError
 from gpunb.processes import followed
 from tests.sessions import alive, named
@@ -87,6 +88,7 @@ def test_later_tasks_have_what_the_first_has_imported(follow, install):
     assert get(loaded.remote(name)) == []
     preloaded(name)
     assert get(loaded.remote(name, f"{name}.m7")) == [name, f"{name}.m7"]
+    assert any(f"preloaded: {name}" in each.text for each in sessions.runtime(Place()))
 
 
 def test_a_package_that_comes_later_joins_the_others(follow, install):
@@ -156,6 +158,17 @@ def test_a_change_of_the_notebooks_variables_is_seen(follow, install, monkeypatc
     assert get(value.remote(name)) == "changed"
 
 
+def test_a_new_release_of_a_package_takes_the_place_of_the_old_one(follow, install, tmp_path):
+    name = install("follow_release", "VALUE = 1")
+    follow()
+    get(loaded.remote(name))
+    preloaded(name)
+    assert get(value.remote(name)) == 1
+    (tmp_path / "site-packages" / name / "__init__.py").write_text("VALUE = 'second'")
+    (tmp_path / "site-packages" / f"{name}-2.dist-info").mkdir()
+    assert get(value.remote(name)) == "second"
+
+
 def test_what_was_imported_after_a_change_of_the_tasks_own_is_not_preloaded(follow, install):
     name = install("follow_own", "import os\nVALUE = os.environ.get('FOLLOW_BACKEND')")
     follow()
@@ -179,6 +192,17 @@ def test_variables_that_the_packages_set_themselves_are_no_hindrance(follow, ins
     get(loaded.remote(name))
     preloaded(name)
     assert get(gpunb.remote(num_gpus=1)(os.getenv).remote("FOLLOW_SET")) == "1"
+
+
+def test_so_it_is_once_the_notebook_has_imported_such_a_package_itself(
+    follow, install, monkeypatch
+):
+    name = install("follow_set", "import os\nos.environ['FOLLOW_SET'] = '1'")
+    follow()
+    get(loaded.remote(name))
+    preloaded(name)
+    monkeypatch.setenv("FOLLOW_SET", "1")
+    assert get(loaded.remote(name)) == [name]
 
 
 def test_a_package_that_ends_the_process_stops_it(follow, install):

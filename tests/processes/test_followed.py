@@ -35,7 +35,7 @@ class Followed:
         self.follower = Follower(loop, self.started.append)
 
     def imported(self, *modules: str, changed: Any = None, **environment: str) -> None:
-        self.follower.imported(Imports(modules, changed or {}, environment, ["/path"]))
+        self.follower.imported(Imports(modules, changed or {}, environment, ["/path"], []))
 
     def modules(self) -> list[tuple[str, ...]]:
         return [each.modules for each in self.started]
@@ -50,7 +50,7 @@ def test_reports_before_a_preload_begins_are_one_preload(one: Followed) -> None:
     one.imported("a", "a.b", changed={"X": "1"})
     one.imported("c", "a", changed={"Y": None})
     assert one.loop.pass_time() == FIRST_PAUSE
-    assert one.started == [Imports(("a", "a.b", "c"), {"X": "1", "Y": None}, {}, ["/path"])]
+    assert one.started == [Imports(("a", "a.b", "c"), {"X": "1", "Y": None}, {}, ["/path"], [])]
     assert not one.loop.calls
 
 
@@ -102,7 +102,22 @@ def test_another_environment_begins_anew(one: Followed) -> None:
     one.follower.served()
     one.imported("a", BACKEND="y")
     one.loop.pass_time()
-    assert one.started[-1] == Imports(("a",), {}, {"BACKEND": "y"}, ["/path"])
+    assert one.started[-1] == Imports(("a",), {}, {"BACKEND": "y"}, ["/path"], [])
+
+
+def test_the_environment_may_be_that_before_or_after_the_imports(one: Followed) -> None:
+    one.imported("a", changed={"SET": "1", "GONE": None}, GONE="0", OTHER="x")
+    one.loop.pass_time()
+    one.follower.served()
+    one.imported("b", SET="1", OTHER="x")
+    one.loop.pass_time()
+    assert one.modules() == [("a",), ("a", "b")]
+    one.follower.served()
+    for environment in ({"SET": "2", "OTHER": "x"}, {"SET": "1", "OTHER": "y"}, {"SET": "1"}):
+        one.imported("c", **environment)
+        one.loop.pass_time()
+        assert one.modules()[-1] == ("c",)
+        one.follower.served()
 
 
 def test_once_stopped_it_preloads_nothing_more_and_says_why(one: Followed) -> None:

@@ -30,9 +30,9 @@ def preload(place: Place) -> Iterator[Finding]:
     """The modules that are imported before workers are forked."""
     installed = [name for name in DEFAULT_PRELOAD if _is_installed(name)]
     slow = [name for name in ("torch", "tensorflow", "jax") if _is_installed(name)]
-    text = f"{', '.join(installed) or 'nothing'}, by default"
+    text = f"by default {', '.join([*installed, 'and what tasks have imported'])}"
     if slow:
-        text += f"; gpunb.init(preload={slow[:1]!r}) makes tasks that use {slow[0]} start at once"
+        text += f"; with gpunb.init(preload={slow[:1]!r}) the first task has {slow[0]}, too"
     yield ok("preload", text)
 
 

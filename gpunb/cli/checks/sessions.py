@@ -71,6 +71,9 @@ def _session(pid: int) -> Iterator[Finding]:
     for name, why in failed.items():
         cure = f"see whether `python -c 'import {name}'` works"
         yield problem(f"session {pid}", f"preload of {name} failed: {why}", cure)
+    preloaded = [name for name, why in (facts.get("preload") or {}).items() if not why]
+    if preloaded:
+        yield ok(f"session {pid}", f"preloaded: {_some(preloaded)}")
 
 
 def leases(place: Place) -> Iterator[Finding]:

@@ -387,7 +387,7 @@ def test_a_task_hears_of_a_failure_that_came_just_when_it_began_to_wait(
             return str(error)
         return "it was started"
 
-    def refuse(worker: int) -> None:
+    def refuse(worker: int, **more: object) -> None:
         raise OSError(24, os.strerror(24))
 
     ref = outer.remote(gate)

@@ -26,6 +26,7 @@ GOOD = [
     msg.Prepared("no context"),
     msg.Park("nvidia", back=True),
     msg.ParkReply("", back=False),
+    msg.Imported(("json", "json.decoder"), (("A", "1"), ("B", None))),
     msg.Reply(1, None),
     msg.CommMessage("comm_msg", {}),
     msg.Retired(),

@@ -119,7 +119,7 @@ class ForkSource:
         self._notes: list[str] = []
         self._closed = False
         self.environment: dict[str, str] = {}
-        self.preloaded: dict[str, str | None] | None = None
+        self._asked: dict[str, str | None] | None = None
         self._start_first(launched)
 
     @property
@@ -230,6 +230,16 @@ class ForkSource:
         second = self._second
         return second.imports if second is not None and second.usable else None
 
+    @property
+    def preloaded(self) -> dict[str, str | None] | None:
+        """The problem of each module that was asked for, None if it is preloaded; with them the
+        packages that tasks have imported. None before the preload."""
+        if self._asked is None:
+            return None
+        followed = self.followed
+        names = [each.partition(".")[0] for each in followed.modules] if followed else []
+        return {**dict.fromkeys(names), **self._asked}
+
     def follow(self, imports: Imports) -> None:
         """Preload what a worker has imported."""
         if self.follows:
@@ -328,7 +338,7 @@ class ForkSource:
     def _preloaded(
         self, generation: _Generation, problems: dict[str, str | None], unsafe: str | None
     ) -> None:
-        self.preloaded = {name: each for name, each in problems.items() if name in self._requested}
+        self._asked = {name: each for name, each in problems.items() if name in self._requested}
         for name, problem in problems.items():
             if problem:
                 self._notes.append(f"preload: {name} could not be imported: {problem}")
@@ -352,9 +362,6 @@ class ForkSource:
             return
         before, self._second = self._second, generation
         generation.usable = generation.served = True
-        if generation.imports is not None:
-            names = [each.partition(".")[0] for each in generation.imports.modules]
-            self.preloaded = {**dict.fromkeys(names), **(self.preloaded or {})}
         if before is not None:
             before.replaced = True
         self._follower.served()

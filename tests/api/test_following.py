@@ -224,6 +224,7 @@ def test_a_crash_of_a_worker_goes_back_to_plain_ones(follow, install):
         get(crash.remote())
     noted("a worker that had it crashed")
     eventually(lambda: get(loaded.remote(name)) == [], "workers are plain again")
+    assert name not in gpunb.status()["preload"]
 
 
 def test_a_task_goes_on_while_its_zygote_is_replaced(follow, install, gate):

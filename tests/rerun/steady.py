@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import datetime
 import json
 import os
 import subprocess
@@ -52,7 +53,7 @@ def revision() -> str:
 def one_run(arguments: list[str], processes: int) -> dict[str, Any]:
     """Run the tests once. Returns the line of the history."""
     began = time.time()
-    at = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(began))
+    at = datetime.datetime.fromtimestamp(began, datetime.UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
     with busy(processes):
         first = look.run(arguments)
     seconds = round(time.time() - began)

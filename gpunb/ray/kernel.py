@@ -292,10 +292,7 @@ class RayKernel(RayBackend):
                 ray.shutdown()
 
     def stop(self, job: RayJob) -> None:
-        try:
-            ray.cancel(job.ref, force=not job.actor)
-        except Exception:
-            pass  # over, or the cluster is gone
+        self.canceller.cancel(job.ref, force=not job.actor)
 
     def _check_alive(self) -> None:
         if os.getpid() != self._pid:

@@ -31,6 +31,7 @@ from gpunb.protocol.backend import (
     Outcome,
 )
 from gpunb.ray import entry_points, failures, named_actors
+from gpunb.ray.cancelling import Canceller
 from gpunb.ray.jobs import KILLED, RayActor
 from gpunb.ray.named_actors import NamedActor
 from gpunb.ray.objects import RayObjects
@@ -55,11 +56,13 @@ class RayBackend(ABC):
 
     Attributes:
         objects: the objects and actors that this process knows.
+        canceller: cancels tasks.
     """
 
     def __init__(self) -> None:
         self.objects = RayObjects(self)
         self.cluster = Cluster()
+        self.canceller = Canceller(lambda: self.job_env()[1][0])
         self._codes: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
         self._functions: OrderedDict[Any, Any] = OrderedDict()
 
@@ -359,10 +362,7 @@ class RayBackend(ABC):
             return
         if actor:
             self.send_to_worker(key_of(actor), ("interrupt", obj[0]))
-        try:
-            ray.cancel(ref, force=force, recursive=recursive)
-        except (ValueError, TypeError, rays.RayError):
-            pass  # it is no task's, or over
+        self.canceller.cancel(ref, force=force, recursive=recursive)
 
 
 def _returns(returns: int) -> int | str:

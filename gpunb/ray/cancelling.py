@@ -47,5 +47,6 @@ class Canceller:
         if threading.get_ident() == self._thread:
             cancel()
             return
-        self._ready()._on_completed(cancel)  # on Ray's thread, soon
-        cancelled.wait(_WITHIN)
+        with contextlib.suppress(Exception):  # the cluster is gone
+            self._ready()._on_completed(cancel)  # on Ray's thread, soon
+            cancelled.wait(_WITHIN)

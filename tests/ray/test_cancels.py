@@ -74,3 +74,13 @@ def test_from_that_thread_it_is_cancelled_at_once(cancelled_on: list[int]) -> No
     canceller._thread = threading.get_ident()
     canceller.cancel("one", force=False)
     assert cancelled_on == [threading.get_ident()]
+
+
+def test_nothing_happens_once_the_cluster_is_gone(cancelled_on: list[int]) -> None:
+    from gpunb.ray.cancelling import Canceller
+
+    def ready() -> Any:
+        raise ConnectionError("the cluster is gone")
+
+    Canceller(ready).cancel("one", force=False)
+    assert cancelled_on == []

@@ -50,6 +50,7 @@ PARTS: Mapping[str, tuple[str, float]] = {
     # name: (a file of tests/gpu, or a part of the topic gpu; seconds)
     "one device": ("test_one_device.py", 120),  # PyTorch comes from the disk for the first time
     "memory back": ("test_memory_back.py", 60),
+    "following": ("test_following.py", 100),
     "first kernel": ("", 110),
     "warm standbys": ("test_warm.py", 40),
     "results": ("test_results.py", 45),

@@ -31,7 +31,7 @@ class Follower:
     """Collects what tasks have imported, and starts the preloads. On the loop's thread."""
 
     def __init__(self, loop: Loop, start: Callable[[Imports], None]) -> None:
-        """`start` begins the preload; `served`, `refuse`, `stop` or `lost` tells how it ended."""
+        """`start` begins the preload; `followed`, `refuse`, `stop` or `lost` tells how it ended."""
         self._loop = loop
         self._start = start
         self._pause = FIRST_PAUSE
@@ -51,10 +51,6 @@ class Follower:
         if self._stopped is not None:
             notes.append(f"preload: what tasks import is preloaded no longer: {self._stopped}")
         return notes
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped is not None
 
     def imported(self, found: Imports) -> None:
         """Preload these modules soon. With another environment or path than those before, or after
@@ -91,7 +87,7 @@ class Follower:
             self._given = imports
             self._start(imports)
 
-    def served(self) -> None:
+    def followed(self) -> None:
         """Note that new workers have the modules of the last preload."""
         self._busy = False
         self._begin_soon()

@@ -1,23 +1,23 @@
 """Workers that a zygote forks: the kernel's side of `worker.zygote`.
 
 There are two zygotes. The first is a new interpreter. It forks workers from the start, and it forks
-the second zygote, which imports the preload.
+the second zygote, which imports the preload. When tasks have imported packages, the first forks a
+third one, which imports these too.
 
 1. A request to a zygote that has not started or does not read waits in its `Link`, in order.
 2. When the second zygote reports the end of its preload, it gets all new requests, and the pool
    replaces its standbys. Each process stays with the zygote that forked it: signals go to that
    zygote, and that zygote reports its end.
-3. When a zygote dies, the system kills its workers, but no zygote reports their ends. So the kernel
-   watches each of them through a pidfd, and reports the end when the process is really gone.
-4. The second zygote dies with the first one. Its link reports that later, when a new pair may have
-   started; so each report is compared with the present `_first` and `_second`.
-5. When tasks have imported packages, the first zygote forks another second one (`_next`), which
-   imports these too. It takes the place of the second, which ends after its last process.
+3. So does the third one (`_following`), except for workers that must be `bare`. Another one
+   (`_next`) takes its place when tasks have imported more; it ends after its last process.
+4. When a zygote dies, the system kills its workers, but no zygote reports their ends.
+   `lost_workers` does.
+5. The other zygotes die with the first one. Their links report that later, when new ones may have
+   started; so each report is compared with the present ones.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
 import itertools
 import os
@@ -30,13 +30,15 @@ from typing import Any
 from gpunb.data import files
 from gpunb.processes import launcher
 from gpunb.processes.followed import Follower
+from gpunb.processes.generation import Generation
 from gpunb.processes.launcher import Launched
+from gpunb.processes.lost_workers import LostWorkers
 from gpunb.processes.pool import WorkerPool
 from gpunb.processes.worker_process import WorkerProcess
 from gpunb.processes.zygote_link import Answer, Link
 from gpunb.protocol import plain
 from gpunb.protocol.zygote import SECOND, Imports, Preload
-from gpunb.system import limits, linux, process_control
+from gpunb.system import limits, process_control
 from gpunb.system.loop import Loop
 
 RESTARTS = 5
@@ -51,35 +53,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")
 """Signals that end a worker whose libraries do not survive a fork."""
-
-
-class _Generation:
-    """One zygote: the link to it, and the processes that it forked."""
-
-    def __init__(self, number: int, imports: Imports | None) -> None:
-        """`imports` of tasks are preloaded in this zygote."""
-        self.number = number
-        self.imports = imports
-        self.link: Link
-        self.pid: int | None = None
-        self.processes: dict[int, WorkerProcess] = {}
-        self.usable = True
-        self.served = False
-        self.replaced = False
-        self.delayed: dict[int, str] = {}
-        """For each process that waits to be forked, the reason."""
-        self.signalled: set[int] = set()
-        """Processes that got signals after the last ping that the zygote has answered."""
-
-    def why_silent(self) -> str | None:
-        """Return a text if the zygote does not answer; else None."""
-        seconds = self.link.silent_seconds()
-        if seconds is None:
-            return None
-        return (
-            f"the process that forks workers (pid {self.pid}) has not answered for {seconds:.0f} "
-            f"s: it may be stopped, and goes on after `kill -CONT {self.pid}`"
-        )
 
 
 class ForkSource:
@@ -103,9 +76,10 @@ class ForkSource:
         self._pool = pool
         self._requested = frozenset(preload)
         self._preload = (*own_preload, *preload)
-        self._first: _Generation | None = None
-        self._second: _Generation | None = None
-        self._next: _Generation | None = None
+        self._first: Generation | None = None
+        self._second: Generation | None = None
+        self._following: Generation | None = None
+        self._next: Generation | None = None
         self._numbers = itertools.count(1)
         self._most = follow
         self.follows = follow > 0
@@ -113,8 +87,8 @@ class ForkSource:
         self._process: Any = None
         self._deaths: list[float] = []
         self._failed_preloads = 0
-        self._generations: set[_Generation] = set()
-        self._watched_ends: set[int] = set()
+        self._generations: set[Generation] = set()
+        self._lost = LostWorkers(loop, pool)
         self._problems: dict[str, str] = {}
         self._notes: list[str] = []
         self._closed = False
@@ -133,7 +107,7 @@ class ForkSource:
     def held_up(self, process: WorkerProcess) -> str | None:
         """Return why a process has not started, or gets no signal; None if nothing is known."""
         generation = process.origin
-        if not isinstance(generation, _Generation):
+        if not isinstance(generation, Generation):
             return None
         if process.ready and process.token not in generation.signalled:
             return None
@@ -167,30 +141,27 @@ class ForkSource:
 
         def start() -> None:
             if first is not None and first is self._first:
-                self._second = self._fork_second(first, None)
+                self._second = self._fork_zygote(first, None)
 
         self._try(start, "the preload cannot be imported")
 
-    def _start_next(self, imports: Imports | None) -> None:
-        """Start a zygote that takes the place of the second one."""
+    def _start_next(self, imports: Imports) -> None:
+        """Start a zygote that preloads these, too."""
         if self._first is None or self._second is None or self._closed:
             self._follower.lost()
             return
-        if self._next is not None:
-            self._forget(self._next)
         try:
-            self._next = self._fork_second(self._first, imports)
+            self._next = self._fork_zygote(self._first, imports)
         except OSError as error:
             self._follower.stop(limits.explain(error))
 
-    def _fork_second(self, first: _Generation, imports: Imports | None) -> _Generation:
+    def _fork_zygote(self, first: Generation, imports: Imports | None) -> Generation:
         preload = Preload(self._preload, imports and tuple(imports), self._most)
         file = files.memory_file()
         try:
             files.write_all(file, iter([memoryview(plain.dumps(tuple(preload)))]))
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             generation = self._new_generation(imports)
-            generation.usable = False
             generation.link.connect(ours)
         except BaseException:
             os.close(file)
@@ -212,8 +183,8 @@ class ForkSource:
         else:
             self._problems.pop(what, None)
 
-    def _new_generation(self, imports: Imports | None = None) -> _Generation:
-        generation = _Generation(next(self._numbers), imports)
+    def _new_generation(self, imports: Imports | None = None) -> Generation:
+        generation = Generation(next(self._numbers), imports)
         generation.link = Link(
             self._loop,
             lambda answer: self._on_answer(generation, answer),
@@ -227,8 +198,7 @@ class ForkSource:
     @property
     def followed(self) -> Imports | None:
         """What new processes have because tasks have imported it."""
-        second = self._second
-        return second.imports if second is not None and second.usable else None
+        return self._following.imports if self._following is not None else None
 
     @property
     def preloaded(self) -> dict[str, str | None] | None:
@@ -248,8 +218,8 @@ class ForkSource:
     def start(
         self, process: WorkerProcess, descriptors: Sequence[int], *, bare: bool = False
     ) -> None:
-        second = self._second if self._second and self._second.usable else None
-        generation = second if second and not (bare and second.imports) else self._first
+        second = self._second if self._second and self._second.preloaded else None
+        generation = (not bare and self._following) or second or self._first
         if generation is None:
             for each in descriptors:
                 os.close(each)
@@ -263,7 +233,7 @@ class ForkSource:
 
     def signal(self, process: WorkerProcess, number: int) -> None:
         generation = process.origin
-        if isinstance(generation, _Generation) and generation in self._generations:
+        if isinstance(generation, Generation) and generation in self._generations:
             generation.signalled.add(process.token)
             generation.link.ask(("signal", process.token, int(number)))
 
@@ -274,8 +244,7 @@ class ForkSource:
             if generation.pid is not None:  # a stopped zygote could not end its workers
                 process_control.kill(generation.pid, signal.SIGCONT)
             self._forget(generation)
-        for descriptor in list(self._watched_ends):
-            self._unwatch(descriptor)
+        self._lost.close()
         if self._process is not None and not self._reaped():
             process_control.kill(self._process.pid)
             self._reaped()
@@ -284,8 +253,7 @@ class ForkSource:
         """Close the parent's descriptors in a forked child."""
         while self._generations:
             self._generations.pop().link.forked()
-        while self._watched_ends:
-            os.close(self._watched_ends.pop())
+        self._lost.forked()
         process, self._process = self._process, None
         if process is not None:
             launcher.forked(process)
@@ -302,7 +270,7 @@ class ForkSource:
 
     # ------------------------------------------------------------------------------------ answers
 
-    def _on_answer(self, generation: _Generation, answer: Answer) -> None:
+    def _on_answer(self, generation: Generation, answer: Answer) -> None:
         match answer:
             case ("pong",):
                 generation.signalled.clear()
@@ -325,7 +293,7 @@ class ForkSource:
             case ("preloaded", problems, unsafe, _):
                 self._preloaded(generation, problems, unsafe)
 
-    def _on_worker_end(self, generation: _Generation, token: Any, reason: str) -> None:
+    def _on_worker_end(self, generation: Generation, token: Any, reason: str) -> None:
         generation.delayed.pop(token, None)
         generation.signalled.discard(token)
         process = generation.processes.pop(token, None)
@@ -336,7 +304,7 @@ class ForkSource:
         self._end_if_replaced(generation)
 
     def _preloaded(
-        self, generation: _Generation, problems: dict[str, str | None], unsafe: str | None
+        self, generation: Generation, problems: dict[str, str | None], unsafe: str | None
     ) -> None:
         self._asked = {name: each for name, each in problems.items() if name in self._requested}
         for name, problem in problems.items():
@@ -347,11 +315,11 @@ class ForkSource:
             self._forget(generation)
             self._second = None
             return
-        generation.usable = generation.served = True
+        generation.preloaded = True
         self._pool.renew()
 
-    def _succeed(self, generation: _Generation, unsafe: str | None, package: str) -> None:
-        """Put a zygote in the place of the second one, unless it must not be used."""
+    def _succeed(self, generation: Generation, unsafe: str | None, package: str) -> None:
+        """Use a zygote with the imports of tasks, unless it is not safe."""
         self._next = None
         if unsafe:
             self._forget(generation)
@@ -360,32 +328,38 @@ class ForkSource:
             else:
                 self._follower.stop(unsafe)
             return
-        before, self._second = self._second, generation
-        generation.usable = generation.served = True
-        if before is not None:
-            before.replaced = True
-        self._follower.served()
+        before, self._following = self._following, generation
+        self._follower.followed()
         self._pool.renew()
-        if before is not None:
-            self._end_if_replaced(before)
-
-    def _end_if_replaced(self, generation: _Generation) -> None:
-        if generation.replaced and not generation.processes and generation in self._generations:
-            self._forget(generation)
+        self._replace(before)
 
     def _stop_following(self, why: str) -> None:
         """Go back to the modules that were asked for."""
-        if not self._follower.stopped:
-            self._follower.stop(why)
-            self._start_next(None)
+        self._follower.stop(why)
+        if self._next is not None:
+            self._forget(self._next)
+        before, self._following, self._next = self._following, None, None
+        if before is not None:
+            self._pool.renew()
+            self._replace(before)
 
-    def _forget(self, generation: _Generation) -> None:
+    def _replace(self, generation: Generation | None) -> None:
+        """Let a zygote end after its last process."""
+        if generation is not None:
+            generation.replaced = True
+            self._end_if_replaced(generation)
+
+    def _end_if_replaced(self, generation: Generation) -> None:
+        if generation.replaced and not generation.processes and generation in self._generations:
+            self._forget(generation)
+
+    def _forget(self, generation: Generation) -> None:
         self._generations.discard(generation)
         generation.link.close()
 
     # --------------------------------------------------------------------------------------- ends
 
-    def _on_link_end(self, generation: _Generation, gone: bool) -> None:
+    def _on_link_end(self, generation: Generation, gone: bool) -> None:
         """Handle the end of a zygote, or end a zygote that has sent an invalid message: its other
         messages cannot be trusted."""
         if gone:
@@ -400,7 +374,7 @@ class ForkSource:
             self._first.link.ask(("signal", token, int(signal.SIGKILL)))
         self._on_death(generation, f"{reason}, and was ended with its workers")
 
-    def _on_death(self, generation: _Generation, reason: str) -> None:
+    def _on_death(self, generation: Generation, reason: str) -> None:
         """Replace a zygote that has died, and watch the ends of the workers that die with it."""
         self._forget(generation)
         lost, generation.processes = list(generation.processes.values()), {}
@@ -409,21 +383,23 @@ class ForkSource:
             self._follower.stop("the process that imported it died")
         elif generation is self._second:
             self._second = None
-            self._follower.lost()
-            self._failed_preloads += not generation.served
+            self._failed_preloads += not generation.preloaded
             if self._failed_preloads > 1:  # the first zygote forks all workers, then
                 self._notes.append("preload: not used, the process that imported it died twice")
             elif self._may_restart(self._restart_second):
                 self._start_second()
+        elif generation is self._following:
+            self._following = None
+            self._follower.lost()
         elif generation is self._first:
-            self._first = self._second = self._next = None  # these die with it
+            self._first = self._second = self._following = self._next = None  # they die with it
             self._follower.lost()
             self._reaped()
             if self._may_restart(self._restart_first):
                 self._start_first()
         self._pool.renew()  # its standbys have died, too
         for process in lost:
-            self._watch_end(process, reason)
+            self._lost.end(process, reason)
 
     def _may_restart(self, later: Callable[[], None]) -> bool:
         """Return whether to start another zygote now. After too many deaths call `later` when
@@ -446,44 +422,3 @@ class ForkSource:
     def _restart_second(self) -> None:
         if self._first is not None and self._second is None:
             self._start_second()
-
-    def _watch_end(self, process: WorkerProcess, reason: str) -> None:
-        """Kill a process that has lost its zygote, and report its end when it is gone."""
-        if process.pid is None:
-            self._pool.gone_later(process, reason)
-            return
-        try:
-            descriptor = linux.pidfd_open(process.pid)
-        except OSError as error:
-            if error.errno == errno.ESRCH:
-                self._pool.gone_later(process, reason)
-            else:  # no descriptor is left: its devices are not free before its end is seen
-                again = functools.partial(self._watch_end, process, reason)
-                self._loop.after(_FIRST_PAUSE, again)
-            return
-
-        def ended() -> None:
-            self._unwatch(descriptor)
-            self._pool.gone(process, reason)
-
-        try:
-            linux.pidfd_send_signal(descriptor, signal.SIGKILL)
-        except OSError:
-            pass
-        self._watched_ends.add(descriptor)
-        self._watch(descriptor, ended)
-
-    def _watch(self, descriptor: int, ended: Callable[[], None]) -> None:
-        """Watch the end of a process, now or as soon as the system has memory for it: its devices
-        are not free before."""
-        if descriptor not in self._watched_ends:
-            return
-        try:
-            self._loop.watch(descriptor, ended)
-        except OSError:
-            self._loop.after(_FIRST_PAUSE, functools.partial(self._watch, descriptor, ended))
-
-    def _unwatch(self, descriptor: int) -> None:
-        self._watched_ends.discard(descriptor)
-        self._loop.unwatch(descriptor)
-        os.close(descriptor)

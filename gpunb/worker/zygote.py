@@ -3,9 +3,9 @@
 It is executed and not forked, so it holds nothing of the kernel. It has one thread, imports the
 modules that the kernel names, and never computes, because libraries that have computed hang in
 forked children. There are two generations: the first imports nothing and can serve at once. It
-forks the second, which imports the preload list, so a slow or broken preload delays no task. When
-tasks have imported more, it forks another second one, which imports that too. The second generation
-ends with the first, and workers end with the zygote that forked them.
+forks a second one, which imports the preload list, so a slow or broken preload delays no task. When
+tasks have imported more, it forks another second one, which imports that too. The second ones end
+with the first, and workers end with the zygote that forked them.
 `gpunb.protocol.zygote` has the requests and the answers.
 
 A device is free when its worker and all that the worker started are gone:
@@ -314,11 +314,11 @@ def _close(descriptors: Sequence[int]) -> None:
 
 def _second_generation(file: int, sock: socket.socket, parent: int) -> NoReturn:
     """Import what the `Preload` in this file names, check that forking is still safe, and serve."""
-    process_control.set_name("gpunb-preload")
     with open(file, "rb") as stream:
         stream.seek(0)
         preload = Preload(*plain.loads(stream.read()))
     imports = Imports(*preload.imports) if preload.imports is not None else None
+    process_control.set_name("gpunb-preload" if imports is None else "gpunb-follow")
     if imports is not None:
         os.environ.clear()
         os.environ.update(imports.environment)
@@ -374,7 +374,8 @@ def _follow(imports: Imports, most: int) -> tuple[str, str] | None:
             return name.partition(".")[0], why
     for variable, value in imports.changed.items():
         if os.environ.get(variable) != value:
-            return "", f"a task has changed the variable {variable}, which packages may read"
+            who = "a task, or a package that is not preloaded,"
+            return "", f"{who} has changed the variable {variable}, which packages may read"
     return None
 
 

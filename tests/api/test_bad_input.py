@@ -44,7 +44,8 @@ def ours() -> set[int]:
     """The processes that the session knows: the zygotes and its workers."""
     pool = gpunb.protocol.backend.existing().engine.pool
     known = {process.pid for process in pool.processes()}
-    zygotes = {pid for pid in marked() if _comm(pid) in ("gpunb-zygote", "gpunb-preload")}
+    names = ("gpunb-zygote", "gpunb-preload", "gpunb-follow")
+    zygotes = {pid for pid in marked() if _comm(pid) in names}
     return known | zygotes
 
 

@@ -142,9 +142,11 @@ def test_a_task_with_variables_of_its_own_imports_for_itself(follow, install):
     follow()
     get(loaded.remote(name))
     preloaded(name)
-    own = value.options(runtime_env={"env_vars": {"FOLLOW_BACKEND": "own"}})
-    assert get(own.remote(name)) == "own"
+    variable = {"env_vars": {"FOLLOW_BACKEND": "own"}}
+    assert get(value.options(runtime_env=variable).remote(name)) == "own"
     assert get(value.remote(name)) is None
+    own = loaded.options(runtime_env=variable)
+    assert get(own.remote("IPython", name)) == ["IPython"], "what the session preloads is there"
 
 
 def test_a_change_of_the_notebooks_variables_is_seen(follow, install, monkeypatch):
@@ -206,7 +208,7 @@ def test_so_it_is_once_the_notebook_has_imported_such_a_package_itself(
 
 
 def test_a_package_that_ends_the_process_stops_it(follow, install):
-    code = "import os\n'preload' in open('/proc/self/comm').read() and os.kill(os.getpid(), 9)"
+    code = "import os\n'follow' in open('/proc/self/comm').read() and os.kill(os.getpid(), 9)"
     name = install("follow_ends", code)
     follow()
     get(loaded.remote(name))
@@ -223,12 +225,13 @@ def test_a_crash_of_a_worker_goes_back_to_plain_ones(follow, install):
     with pytest.raises(WorkerCrashedError):
         get(crash.remote())
     noted("a worker that had it crashed")
-    eventually(lambda: get(loaded.remote(name)) == [], "workers are plain again")
+    assert get(loaded.remote("IPython", name)) == ["IPython"], "workers are plain again"
     assert name not in gpunb.status()["preload"]
+    eventually(lambda: not named("gpunb-follow"), "the zygote has ended")
 
 
 def test_a_task_goes_on_while_its_zygote_is_replaced(follow, install, gate):
-    name = install("follow_during")
+    first, second = install("follow_before"), install("follow_after")
     follow()
 
     @gpunb.remote(num_gpus=1)
@@ -236,12 +239,14 @@ def test_a_task_goes_on_while_its_zygote_is_replaced(follow, install, gate):
         gate.enter()
         return os.getppid()
 
+    get(loaded.remote(first))
+    preloaded(first)
     held = hold.remote(gate)
-    (before,) = eventually(lambda: len(found := named("gpunb-preload")) == 1 and found)
+    (before,) = eventually(lambda: len(found := named("gpunb-follow")) == 1 and found)
     gate.await_()
-    get(loaded.remote(name))
-    preloaded(name)
-    assert get(loaded.remote(name)) == [name]
+    get(loaded.remote(second))
+    preloaded(second)
+    assert get(loaded.remote(first, second)) == [first, second]
     assert alive(before)
     gate.open()
     assert get(held) == before
@@ -253,7 +258,7 @@ def test_after_the_loss_of_its_zygote_a_session_follows_again(follow, install):
     follow()
     get(loaded.remote(name))
     preloaded(name)
-    (zygote,) = eventually(lambda: len(found := named("gpunb-preload")) == 1 and found)
+    (zygote,) = eventually(lambda: len(found := named("gpunb-follow")) == 1 and found)
     os.kill(zygote, signal.SIGKILL)
     eventually(lambda: get(loaded.remote(name)) == [], "the plain one serves")
     eventually(lambda: get(loaded.remote(name)) == [name], "preloaded again")

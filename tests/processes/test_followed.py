@@ -59,10 +59,10 @@ def test_what_comes_during_a_preload_is_in_the_next_one_with_the_earlier(one: Fo
     one.loop.pass_time()
     one.imported("b")
     assert not one.loop.calls
-    one.follower.served()
+    one.follower.followed()
     assert one.loop.pass_time() == 2 * FIRST_PAUSE
     assert one.modules() == [("a",), ("a", "b")]
-    one.follower.served()
+    one.follower.followed()
     one.imported("a", "b")  # by a process that is older than the preload
     assert not one.loop.calls
 
@@ -72,7 +72,7 @@ def test_the_pauses_grow_to_the_longest(one: Followed) -> None:
     for number in range(10):
         one.imported(f"m{number}")
         pauses.append(one.loop.pass_time())
-        one.follower.served()
+        one.follower.followed()
     assert pauses[:4] == [1, 2, 4, 8]
     assert pauses[-1] == LONGEST_PAUSE
 
@@ -84,7 +84,7 @@ def test_a_refused_package_is_left_out_and_named(one: Followed) -> None:
     one.loop.pass_time()
     assert one.modules()[-1] == ("a", "d")
     assert one.follower.notes == ["preload: each task imports b by itself: it starts a thread"]
-    one.follower.served()
+    one.follower.followed()
     one.imported("b")
     assert not one.loop.calls
 
@@ -99,7 +99,7 @@ def test_if_only_the_refused_one_was_imported_nothing_is_preloaded(one: Followed
 def test_another_environment_begins_anew(one: Followed) -> None:
     one.imported("a", "b", BACKEND="x")
     one.loop.pass_time()
-    one.follower.served()
+    one.follower.followed()
     one.imported("a", BACKEND="y")
     one.loop.pass_time()
     assert one.started[-1] == Imports(("a",), {}, {"BACKEND": "y"}, ["/path"], [])
@@ -108,16 +108,16 @@ def test_another_environment_begins_anew(one: Followed) -> None:
 def test_the_environment_may_be_that_before_or_after_the_imports(one: Followed) -> None:
     one.imported("a", changed={"SET": "1", "GONE": None}, GONE="0", OTHER="x")
     one.loop.pass_time()
-    one.follower.served()
+    one.follower.followed()
     one.imported("b", SET="1", OTHER="x")
     one.loop.pass_time()
     assert one.modules() == [("a",), ("a", "b")]
-    one.follower.served()
+    one.follower.followed()
     for environment in ({"SET": "2", "OTHER": "x"}, {"SET": "1", "OTHER": "y"}, {"SET": "1"}):
         one.imported("c", **environment)
         one.loop.pass_time()
         assert one.modules()[-1] == ("c",)
-        one.follower.served()
+        one.follower.followed()
 
 
 def test_once_stopped_it_preloads_nothing_more_and_says_why(one: Followed) -> None:
@@ -127,7 +127,6 @@ def test_once_stopped_it_preloads_nothing_more_and_says_why(one: Followed) -> No
     one.imported("b")
     one.follower.stop("something else")
     assert (one.started, one.loop.calls) == ([], [])
-    assert one.follower.stopped
     assert one.follower.notes == [
         "preload: what tasks import is preloaded no longer: a worker crashed"
     ]
@@ -136,7 +135,7 @@ def test_once_stopped_it_preloads_nothing_more_and_says_why(one: Followed) -> No
 def test_what_was_lost_is_preloaded_after_the_next_report(one: Followed) -> None:
     one.imported("a", "b")
     one.loop.pass_time()
-    one.follower.served()
+    one.follower.followed()
     one.follower.lost()
     assert not one.loop.calls
     one.imported("a")

@@ -14,7 +14,7 @@ from gpunb.exceptions import GpunbError
 from gpunb.leases import ledger_file, report
 from gpunb.system import runtime_dir
 
-NAMES = ("gpunb-zygote", "gpunb-preload", "gpunb-worker")
+NAMES = ("gpunb-zygote", "gpunb-preload", "gpunb-follow", "gpunb-worker")
 _LONG = 600.0
 _SHOWN = 5
 _TAKES_ORPHANS = ("init", "systemd", "tini", "dumb-init", "docker-init")

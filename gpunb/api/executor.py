@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
+import logging
 import math
 import queue
 import threading
@@ -28,6 +29,9 @@ T = TypeVar("T")
 DEVICES = ("num_gpus", "gpu_memory", "accelerator_type")
 """Options that ask for a device."""
 
+_log = logging.getLogger("concurrent.futures")
+"""Where the standard library reports errors of callbacks."""
+
 _FOREVER = 3600.0
 """Seconds of one wait: an interrupt of the main thread is handled between two waits."""
 
@@ -40,6 +44,16 @@ class _Future(concurrent.futures.Future[T]):
         self._executor = executor
         self.task_id: int | None = None
         """The number of the task, as in ``#7``; None until the task is submitted."""
+
+    def _invoke_callbacks(self) -> None:
+        """Call all callbacks. `sys.exit()` in one must not end the thread that settles futures."""
+        for callback in self._done_callbacks:  # type: ignore[attr-defined]
+            try:
+                callback(self)
+            except (Exception, SystemExit) as error:
+                if isinstance(error, SystemExit) and _on_main_thread():
+                    raise
+                _log.exception("exception calling callback for %r", self)
 
     def _refresh(self) -> None:
         """Ask whether the task runs now: no message tells the executor when a task begins."""
@@ -62,6 +76,10 @@ class _Future(concurrent.futures.Future[T]):
             if self._state == "CANCELLED":  # wait() and as_completed() wait for the next state
                 self.set_running_or_notify_cancel()
         return True
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class _Task(NamedTuple):

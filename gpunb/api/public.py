@@ -73,7 +73,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     Large arrays arrive without copies, as private views: a change in one is seen by nobody else.
 
     Args:
-        refs: one ref, or a list of them.
+        refs: one ref, or a list of them. A generator of refs is returned as it is, as in Ray.
         timeout: seconds for all of them; 0 does not wait, None waits without limit.
 
     Raises:
@@ -82,6 +82,8 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         GetTimeoutError: a value was not ready in time.
         TypeError: `refs` is neither a ref nor a list of refs.
     """
+    if isinstance(refs, ObjectRefGenerator):
+        return refs
     single = isinstance(refs, ObjectRef)
     if not single and not isinstance(refs, list):
         raise TypeError(f"get takes an ObjectRef or a list of them, not {_described(refs)}")
@@ -163,6 +165,9 @@ def wait(
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
     """Cancel the task that makes a ref, unless it is over. `get` then raises TaskCancelledError.
 
+    As in Ray, a task that catches its interrupt and returns a value has this value; a call of an
+    actor that does so was cancelled.
+
     A queued task is removed. A running task gets a KeyboardInterrupt, or its process is killed
     with `force`. An actor's call that is a coroutine gets an asyncio.CancelledError. An actor's
     call in a thread is not interrupted: it can ask
@@ -208,6 +213,12 @@ class RuntimeContext:
     def get_task_name(self) -> str | None:
         """The name of the running task; None in the kernel."""
         return self._context.name
+
+    def get_task_function_name(self) -> str | None:
+        """The module and the name of the function or method that runs, such as
+        ``"__main__.train"``, whatever the task is called; None in the kernel."""
+        function = self._context.function
+        return function() if function is not None else None
 
     def get_actor_id(self) -> int | None:
         """The number of the current actor; None outside of actors."""

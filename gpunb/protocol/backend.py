@@ -156,7 +156,8 @@ class Context:
 
     `actor` has the id of the actor and the pickled description of its class, `restarted` says
     whether it lost its state before; `cancelled` tells whether the task was cancelled. `others`
-    has the kinds of devices that are no GPUs, and the ids of those that it holds.
+    has the kinds of devices that are no GPUs, and the ids of those that it holds. `function` tells
+    the module and the name of what runs, such as ``"__main__.train"``.
     """
 
     task: int | None = None
@@ -169,6 +170,7 @@ class Context:
     restarted: bool = False
     cancelled: Callable[[], bool] | None = None
     others: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
+    function: Callable[[], str] | None = None
 
 
 class Backend(Protocol):

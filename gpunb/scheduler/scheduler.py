@@ -207,6 +207,7 @@ class Scheduler:
                 task.stop = "cancel"
             task.disowned = task.disowned or recursive
             if force and not task.is_call:
+                task.stop = "kill"
                 self.workers.kill(task.worker)
             else:
                 self._interrupt(task)

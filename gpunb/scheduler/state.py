@@ -98,7 +98,7 @@ class Task:
     attempt: int = 0
     retries: int = 0
     worker: WorkerId | None = None
-    stop: Literal["cancel", "timeout"] | None = None
+    stop: Literal["cancel", "kill", "timeout"] | None = None
     blocked: bool = False
     blocked_on: tuple[TaskId, ...] = ()
     blocked_count: int = 0
@@ -127,7 +127,9 @@ class Task:
 
     def outcome(self, report: Report | Crashed) -> Outcome:
         """The outcome of the task if this attempt was the last."""
-        if self.stop == "cancel":
+        # As in Ray: a task that catches its interrupt and returns a value has this value.
+        caught = isinstance(report, Succeeded) and self.actor is None
+        if self.stop == "kill" or (self.stop == "cancel" and not caught):
             return Cancelled()
         if self.stop == "timeout" and not isinstance(report, Succeeded):
             return TimedOut(self.spec.timeout or 0.0)

@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from gpunb.data.segments import Segment
@@ -26,6 +26,7 @@ from gpunb.protocol.channel import Channel, ChannelClosed
 from gpunb.worker.interrupts import Attempt
 from gpunb.worker.kernel_client import TIDY_AFTER
 from gpunb.worker.task_runner import TaskRunner
+from gpunb.worker.termination import Termination
 
 _LOOP_ENDS_WITHIN = 1.0
 """Seconds. A call may block the loop of its group, and must not keep the actor's process."""
@@ -46,16 +47,22 @@ class Threads:
             for group, limit in limits.items()
         }
         self._running: dict[Attempt, threading.Event] = {}
+        self._calls: set[Future[None]] = set()
+        self._termination = Termination(lambda: not self._calls)
         runner.interrupts.elsewhere = self._stop
         _tag_output(runner)
 
     def start(self, work: msg.Execute, segments: list[Segment]) -> None:
+        if self._termination.asked:
+            return  # the kernel will hear of the end of this process
         attempt = (work.task, work.attempt)
         stopped = self._running[attempt] = threading.Event()
         if self._runner.interrupts.was_early(attempt):
             stopped.set()
         pool = self._pools.get(work.group) or self._pools[""]
-        pool.submit(self._run, work, segments, stopped)
+        call = pool.submit(self._run, work, segments, stopped)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
 
     def _run(self, work: msg.Execute, segments: list[Segment], stopped: threading.Event) -> None:
         runner = self._runner
@@ -104,6 +111,7 @@ class EventLoop:
         runner, loop = self._runner, asyncio.get_running_loop()
         self._loop = loop
         self._over = asyncio.Event()
+        self._termination = Termination(lambda: not self._running)
         _tag_output(runner)
         if not runner.execute(work, segments) or runner.actor is None:
             return
@@ -161,6 +169,8 @@ class EventLoop:
             self._start(work, segments)
 
     def _start(self, work: msg.Execute, segments: list[Segment]) -> None:
+        if self._termination.asked:
+            return  # the kernel will hear of the end of this process
         attempt = (work.task, work.attempt)
         coroutine = self._run(work, segments)
         task = asyncio.get_running_loop().create_task(coroutine, name=work.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import pickle
@@ -148,7 +149,7 @@ class TaskRunner:
 
     def context(self, work: msg.Execute, cancelled: Callable[[], bool] | None = None) -> Context:
         """Where the attempt runs, for those who ask."""
-        host = self.host
+        host, function = self.host, functools.partial(self._function_name, work)
         if host is None:
             return Context(
                 work.task,
@@ -157,6 +158,7 @@ class TaskRunner:
                 self._gpu_ids,
                 cancelled=self._interrupted,
                 others=self._others,
+                function=function,
             )
         return Context(
             work.task,
@@ -169,7 +171,17 @@ class TaskRunner:
             host.restarted,
             cancelled or self._interrupted,
             self._others,
+            function,
         )
+
+    def _function_name(self, work: msg.Execute) -> str:
+        """Return the module and the name of what runs."""
+        if work.kind == "method":
+            owner, name = type(self.actor), work.function
+            return f"{owner.__module__}.{owner.__name__}.{name}"
+        function = self.functions.get(work.function)
+        name = getattr(function, "__name__", work.name) + ".__init__" * (work.kind == "create")
+        return f"{getattr(function, '__module__', '__main__')}.{name}"
 
     def _interrupted(self) -> bool:
         return self.interrupts.hit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
+import sys
 import threading
 
 import pytest
@@ -153,6 +154,17 @@ def test_callbacks_may_submit(executor):
 
     executor.submit(add, 0).add_done_callback(more)
     eventually(lambda: chained == [5])
+
+
+def test_a_callback_may_exit_and_nothing_ends(executor, caplog):
+    seen = []
+    future = executor.submit(add, 1)
+    future.add_done_callback(lambda _: sys.exit())
+    future.add_done_callback(seen.append)
+    assert future.result(PATIENCE) == 2
+    assert executor.submit(add, 2).result(PATIENCE) == 3
+    eventually(lambda: seen == [future], "the other callback was called")
+    assert "exception calling callback" in caplog.text
 
 
 def test_callbacks_may_wait_for_others(executor):

@@ -261,13 +261,29 @@ def test_cancel_of_a_task_that_waits_for_inputs(core: MakeWorld) -> None:
     world.finish(source)
 
 
-@pytest.mark.parametrize("report", [Interrupted(), Raised(), Raised(retry=True), Succeeded()])
+@pytest.mark.parametrize("report", [Interrupted(), Raised(), Raised(retry=True)])
 def test_cancel_of_a_running_task_interrupts_it(core: MakeWorld, report: Interrupted) -> None:
     world = core()
     task = world.submit(max_retries=3)
     assert world.cancel(task) == [ev.Interrupt(1, task, 1)]
     world.finish(task, report)
     assert world.settled[task] == Cancelled()
+
+
+def test_a_task_that_catches_its_interrupt_and_returns_a_value_has_it(core: MakeWorld) -> None:
+    world = core()
+    task = world.submit()
+    world.cancel(task)
+    world.finish(task)
+    assert world.settled[task] == Succeeded()
+
+
+def test_a_call_of_an_actor_that_does_so_was_cancelled(core: MakeWorld) -> None:
+    world = core()
+    call = world.call(world.ready_actor())
+    world.cancel(call)
+    world.finish(call)
+    assert world.settled[call] == Cancelled()
 
 
 @pytest.mark.parametrize("received", [False, True])

@@ -266,7 +266,8 @@ class World:
             if stays and not self.live[worker].shares:
                 self.live[worker] = Allocation()  # it holds nothing of a bundle any more
             known = self.scheduler.tasks[task]
-            if report == Succeeded() and known.stop != "cancel" and not known.settled:
+            lost = known.stop == "kill" or (known.stop == "cancel" and known.actor is not None)
+            if report == Succeeded() and not lost and not known.settled:
                 return task
         return None
 

@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -171,6 +172,60 @@ def test_exit_actor_ends_the_actor_after_the_call(four, gate, kind):  # noqa: C9
         with pytest.raises(ActorDiedError, match=reason):
             get(actor.pid.remote())
         gone(pid)
+
+
+def terminate(pid):
+    """Send SIGTERM, and wait until the process waits for its calls, in another thread."""
+    threads = Path(f"/proc/{pid}/task")
+    before = len(list(threads.iterdir()))
+    os.kill(pid, signal.SIGTERM)
+    eventually(lambda: len(list(threads.iterdir())) > before, "it waits for its calls")
+
+
+class InThreads:
+    def pid(self):
+        return os.getpid()
+
+    def hold(self, gate, name):
+        gate.enter(name)
+        return name
+
+
+class InCoroutines:
+    async def pid(self):
+        return os.getpid()
+
+    async def hold(self, gate, name):
+        await gate.enter_async(name)
+        return name
+
+
+@pytest.mark.parametrize("cls", [InThreads, InCoroutines])
+def test_at_sigterm_the_running_calls_end_before_the_process(four, gate, cls):
+    actor = gpunb.remote(max_concurrency=4)(cls).remote()
+    pid = get(actor.pid.remote())
+    running = [actor.hold.remote(gate, each) for each in ("first", "second")]
+    gate.await_("first")
+    gate.await_("second")
+    terminate(pid)
+    late = actor.hold.remote(gate, "late")
+    gate.open()
+    assert get(running) == ["first", "second"]
+    with pytest.raises(ActorDiedError, match="SIGTERM"):
+        get(late)
+    gone(pid)
+
+
+@pytest.mark.parametrize("cls", [InThreads, InCoroutines])
+def test_at_a_second_sigterm_the_process_ends_at_once(four, gate, cls):
+    actor = gpunb.remote(max_concurrency=4)(cls).remote()
+    pid = get(actor.pid.remote())
+    running = actor.hold.remote(gate, "running")
+    gate.await_("running")
+    terminate(pid)
+    os.kill(pid, signal.SIGTERM)
+    with pytest.raises(ActorDiedError, match="SIGTERM"):
+        get(running)
 
 
 def test_exit_actor_in_a_coroutine_that_the_constructor_has_started_ends_the_actor(four, gate):

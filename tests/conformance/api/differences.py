@@ -65,6 +65,10 @@ DIFFERENCES = {
     "calls-are-interrupted": (
         "A running call of an actor without threads and coroutines is interrupted, as a task is."
     ),
+    "errors-of-cancelled-tasks": (
+        "A task that raises an error after it was told to stop was cancelled: the error is most "
+        "likely a consequence."
+    ),
     "yield-from-iterators": "A generator may delegate to any iterable, as in plain Python.",
     "too-many-results": (
         "Another number of results than `num_returns` says is an error, for a generator as well, "
@@ -82,6 +86,9 @@ ON_THE_BACKEND = {
     "backend-queued-calls": (
         "A call of an actor that was cancelled may still run, if Ray has sent it already."
     ),
+    "backend-errors-of-cancelled-tasks": (
+        "A task that raises an error after it was told to stop has failed."
+    ),
     "backend-exits": "`exit_actor` lets the running calls finish; elsewhere they fail.",
     "backend-puts": "What a worker puts belongs to its process, and can be lost with it.",
     "backend-names": "An actor ends with its maker's handles; one that was looked up does not.",
@@ -94,6 +101,9 @@ ON_THE_BACKEND = {
 
 TESTS_ON_THE_BACKEND: dict[str, str] = {
     "test_a_queued_call_of_an_actor": "backend-queued-calls",
+    "test_a_task_that_catches_its_interrupt_and_raises_another_error": (
+        "backend-errors-of-cancelled-tasks"
+    ),
     "test_an_object_of_a_process_that_was_killed": "backend-puts",
     "test_where_others_go_when_a_worker_was_kept": "backend-kept-workers",
     "test_many_share_a_type_that_they_reserve_nothing_of": "backend-types",

@@ -101,6 +101,33 @@ def test_a_running_task_gets_a_keyboard_interrupt(gate):
     assert gate.came("interrupted")
 
 
+@ray.remote
+def catches(gate, then):
+    try:
+        gate.enter()
+    except KeyboardInterrupt:
+        return then()
+
+
+def test_a_task_that_catches_its_interrupt_and_returns_a_value_has_it(gate):
+    ref = catches.remote(gate, lambda: "what it had by then")
+    gate.await_()
+    ray.cancel(ref)
+    assert get(ref) == "what it had by then"
+
+
+@differs("errors-of-cancelled-tasks")
+def test_a_task_that_catches_its_interrupt_and_raises_another_error(gate):
+    def then():
+        raise LookupError("no such thing")
+
+    ref = catches.remote(gate, then)
+    gate.await_()
+    ray.cancel(ref)
+    with pytest.raises(here(ray=LookupError, gpunb=errors.Cancelled)):
+        get(ref)
+
+
 def test_a_queued_task_never_runs(idle, gate):
     first = hold.options(num_cpus=4).remote(gate, "first")
     gate.await_("first")
@@ -314,6 +341,24 @@ def test_a_call_of_an_async_actor_is_cancelled_at_its_await(gate):
     with pytest.raises(errors.Cancelled):
         get(ref)
     gate.await_("task-cancelled")
+
+
+def test_a_call_of_an_async_actor_that_catches_its_cancellation(gate):
+    @ray.remote
+    class Catches:
+        async def wait(self, gate):
+            gate.note("task")
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                return "what it had by then"
+
+    actor = Catches.remote()
+    ref = actor.wait.remote(gate)
+    gate.await_()
+    ray.cancel(ref)
+    with pytest.raises(errors.Cancelled):
+        get(ref)
 
 
 def test_an_async_actor_lives_on_after_a_cancelled_call(gate):

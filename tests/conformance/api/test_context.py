@@ -84,6 +84,20 @@ def test_the_name_of_a_task():
     assert get(name.options(name="mine").remote()) == "mine"
 
 
+def test_the_name_of_a_function_or_method():
+    class Named:
+        def method(self):
+            return context().get_task_function_name()
+
+    @ray.remote
+    def function():
+        return context().get_task_function_name()
+
+    assert context().get_task_function_name() is None
+    assert get(function.options(name="mine").remote()) == f"{__name__}.function"
+    assert get(ray.remote(Named).remote().method.remote()) == f"{__name__}.Named.method"
+
+
 def test_an_actor_has_a_handle_to_itself():
     knows = Knows.remote()
     get(knows.count.remote())

@@ -59,6 +59,12 @@ def test_it_is_an_object_ref_generator():
     assert isinstance(count.remote(1), ray.ObjectRefGenerator)
 
 
+def test_get_gives_it_back():
+    stream = count.remote(2)
+    assert ray.get(stream) is stream
+    assert get(list(stream)) == [0, 1]
+
+
 def test_next_gives_one_after_the_other_and_stops():
     stream = count.remote(2)
     assert [get(next(stream)), get(next(stream))] == [0, 1]

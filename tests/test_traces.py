@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks import packing, traces
+from benchmarks import packing, trace_rules, traces
 from benchmarks.trace_data import Task, Trace
 from gpunb.scheduler.placement import Capacity
 from gpunb.scheduler.resources import UNIT, Demand
@@ -55,7 +55,7 @@ def test_only_gpu_tasks_that_ran_and_ended_are_drawn(trace: Trace) -> None:
     assert [each.seconds for each in trace.lived] == [12537496, 90, 120, 300]
     assert [each.kind.asked for each in trace.lived] == [1000, 460, 460, 8000]
     assert trace.gaps == [10, 15, 75, 30]
-    jobs = traces.draw(trace, 2, 50, seed=1)
+    jobs = trace_rules.draw(trace, 2, 50, seed=1)
     assert {each.seconds for each in jobs} == {90, 120}, "services, and what does not fit, are not"
 
 
@@ -66,7 +66,7 @@ def test_rule_of_the_cluster_chooses_the_devices_that_the_scheduler_chooses(trac
     others = np.arange(len(cluster.cpu)) != at
     cluster.memory[others] = 0
     cluster.cpu[at] = cluster.memory[at] = 10**9
-    capacity = Capacity(traces.machine(8))
+    capacity = Capacity(trace_rules.machine(8))
     for _ in range(40):
         gpus, share = chance.choice([(1, 250), (1, 600), (1, 100), (1, 1000), (2, 1000)])
         before = cluster.gpus[at].copy()
@@ -87,21 +87,21 @@ def test_task_without_a_gpu_goes_where_it_strands_none(trace: Trace) -> None:
 
 
 @pytest.fixture
-def jobs() -> list[traces.Job]:
+def jobs() -> list[trace_rules.Job]:
     chance, at = random.Random(1), 0.0
     found = []
     for number in range(60):
         at += chance.expovariate(1 / 20)
         units = chance.choice((UNIT // 4, UNIT // 2, UNIT, 2 * UNIT))
-        found.append(traces.Job(at, chance.uniform(10, 60), units, number % 5))
+        found.append(trace_rules.Job(at, chance.uniform(10, 60), units, number % 5))
     return found
 
 
-@pytest.mark.parametrize("rule", traces.RULES)
+@pytest.mark.parametrize("rule", trace_rules.RULES)
 def test_every_job_runs_once_and_gets_at_least_what_it_needs(
-    jobs: list[traces.Job], rule: str
+    jobs: list[trace_rules.Job], rule: str
 ) -> None:
-    outcome = traces.RULES[rule](jobs, 2)
+    outcome = trace_rules.RULES[rule](jobs, 2)
     needed = sum(each.seconds * each.units / UNIT for each in jobs)
     assert len(outcome.waited) == 60
     assert min(outcome.waited) >= 0
@@ -111,24 +111,24 @@ def test_every_job_runs_once_and_gets_at_least_what_it_needs(
 
 def test_first_come_first_served_holds_up_the_jobs_behind_a_large_one() -> None:
     jobs = [
-        traces.Job(0.0, 10.0, UNIT // 2, 0),
-        traces.Job(1.0, 10.0, 2 * UNIT, 1),
-        traces.Job(2.0, 10.0, UNIT // 2, 2),
+        trace_rules.Job(0.0, 10.0, UNIT // 2, 0),
+        trace_rules.Job(1.0, 10.0, 2 * UNIT, 1),
+        trace_rules.Job(2.0, 10.0, UNIT // 2, 2),
     ]
-    whole = traces.RULES["whole GPUs, first come first served"](jobs, 2)
+    whole = trace_rules.RULES["whole GPUs, first come first served"](jobs, 2)
     assert sorted(whole.waited) == [0.0, 9.0, 18.0]
-    shared = traces.RULES["Ray's rule"](jobs, 2)
+    shared = trace_rules.RULES["Ray's rule"](jobs, 2)
     assert sorted(shared.waited) == [0.0, 0.0, 11.0]
-    assert sorted(traces.RULES["ours"](jobs, 2).waited) == [0.0, 0.0, 11.0]
+    assert sorted(trace_rules.RULES["ours"](jobs, 2).waited) == [0.0, 0.0, 11.0]
 
 
 def test_auto_learns_the_share_of_a_kind_of_job() -> None:
-    jobs = [traces.Job(100.0 * at, 10.0, UNIT // 10, 7) for at in range(4)]
-    outcome = traces.RULES["ours with auto"](jobs, 1)
+    jobs = [trace_rules.Job(100.0 * at, 10.0, UNIT // 10, 7) for at in range(4)]
+    outcome = trace_rules.RULES["ours with auto"](jobs, 1)
     assert outcome.held == pytest.approx(10 * (1 + 3 * 0.15))
 
 
-def test_known_times_shorten_the_mean_wait(jobs: list[traces.Job]) -> None:
+def test_known_times_shorten_the_mean_wait(jobs: list[trace_rules.Job]) -> None:
     unknown, known = (traces.compare(jobs, 2, rule) for rule in ("nothing known", "exact"))
     assert unknown.longest_of_ray == known.longest_of_ray
     assert known.mean < 0.9 * unknown.mean

@@ -123,6 +123,7 @@ TABLE: dict[str, str] = {
     "gpunb.processes.fork_source": "control",
     "gpunb.processes.launcher": "control",
     "gpunb.worker.zygote": "zygote",
+    "gpunb.worker.preload": "zygote",
     "gpunb.system.process_control": "system",
     "gpunb.system.loop": "loop",
     "gpunb.processes.pool": "pool",

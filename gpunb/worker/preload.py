@@ -1,0 +1,127 @@
+"""What a second zygote does before it serves: it imports, and checks that forking is still safe."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import select
+import signal
+import stat
+import sys
+
+from gpunb.protocol.zygote import Imports, Preload
+from gpunb.system import linux, process_control
+from gpunb.worker import main as worker_main
+from gpunb.worker.limits import threads
+from gpunb.worker.user_modules import loaded
+
+_TRIAL = 10.0
+
+_LATER = {"torch": "torch._dynamo"}
+"""What a library imports only when it is used: PyTorch this for the first optimizer, in seconds."""
+
+_LONGEST = 1000
+"""Characters of the error of a preloaded module; an answer has to fit into one packet."""
+
+
+def carry_out(preload: Preload) -> tuple[dict[str, str | None], str | None, str]:
+    """Import what is named. Returns the problem of each module or None, why this process must not
+    fork workers or None, and the package among the imports of tasks that is the reason."""
+    imports = Imports(*preload.imports) if preload.imports is not None else None
+    if imports is not None:
+        os.environ.clear()
+        os.environ.update(imports.environment)
+        sys.path[:] = imports.path
+    problems: dict[str, str | None] = {}
+    refused: tuple[str, str] | None = None
+    with threads.single():
+        for name in preload.modules:
+            try:
+                importlib.import_module(name)
+                problems[name] = None
+            except BaseException as error:
+                problems[name] = f"{type(error).__name__}: {error}"[:_LONGEST]
+        for name in [later for first, later in _LATER.items() if first in sys.modules]:
+            with contextlib.suppress(Exception):  # other releases need not have it
+                importlib.import_module(name)
+        if imports is not None:
+            refused = _follow(imports, preload.most)
+    loaded.edited()  # note the files as the preload has loaded them
+    importlib.import_module("gpunb.worker.concurrent_actor")  # it loads asyncio for all actors
+    if "IPython" in sys.modules:
+        importlib.import_module("gpunb.worker.cell.run")
+        importlib.import_module("gpunb.worker.cell.shell").rehearse()
+    threads.find()
+    worker_main.warm_up(worker_main.ADAPTED)  # the last: what is loaded later makes it adapt anew
+    package, unsafe = refused or ("", _unsafe())
+    return problems, unsafe, package
+
+
+def _follow(imports: Imports, most: int) -> tuple[str, str] | None:
+    """Import what tasks have imported. If a package must not be preloaded, return it and the
+    reason; the package is empty if the reason is another."""
+    threads_before, sockets_before = process_control.threads(), _sockets()
+    for name in imports.modules:
+        count = len(sys.modules)
+        with contextlib.suppress(BaseException):  # the task says so that imports it
+            importlib.import_module(name)
+        if len(sys.modules) == count:
+            continue
+        why = None
+        if process_control.threads() > threads_before:
+            why = _unsafe()
+        elif _sockets() > sockets_before:
+            why = "its import opened a connection or a pipe, which children would share"
+        elif _resident() > most:
+            why = f"with it the process would have more than {most >> 20} MiB"
+        if why is not None:
+            return name.partition(".")[0], why
+    for variable, value in imports.changed.items():
+        if os.environ.get(variable) != value:
+            who = "a task, or a package that is not preloaded,"
+            return "", f"{who} has changed the variable {variable}, which packages may read"
+    return None
+
+
+def _sockets() -> int:
+    """Return how many descriptors of this process are of sockets or pipes."""
+    kinds = []
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder itself
+            kinds.append(os.fstat(int(each)).st_mode)
+    return sum(stat.S_ISSOCK(each) or stat.S_ISFIFO(each) for each in kinds)
+
+
+def _resident() -> int:
+    """Return the memory of this process, in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _unsafe() -> str | None:
+    """Return why children of this process might hang or see a wrong GPU; None if all is well."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "an import initialised CUDA, which does not survive a fork"
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and getattr(bridge, "_backends", None):
+        return "an import started a JAX backend, which does not survive a fork"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    descriptor = linux.pidfd_open(pid)
+    ended, _, _ = select.select([descriptor], [], [], _TRIAL)
+    os.close(descriptor)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if not ended:
+        return f"a trial child did not end within {_TRIAL:g} s"
+    # A BLAS stops its threads when the process forks. Other threads would be missing in the
+    # children, which would wait for them.
+    left = process_control.threads() - 1
+    if left:
+        return f"{left} thread{'s' if left > 1 else ''} started by an import went on after a fork"
+    return None

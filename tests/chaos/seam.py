@@ -123,7 +123,7 @@ TABLE: dict[str, str] = {
     "gpunb.processes.fork_source": "control",
     "gpunb.processes.launcher": "control",
     "gpunb.worker.zygote": "zygote",
-    "gpunb.worker.preload": "zygote",
+    "gpunb.worker.preload": "preload",
     "gpunb.system.process_control": "system",
     "gpunb.system.loop": "loop",
     "gpunb.processes.pool": "pool",
@@ -407,7 +407,8 @@ class _Epoll:
 def patch(seam: Seam, module: Any, label: str) -> None:
     """Give a module its stand-ins."""
     space = vars(module)
-    sites = {site.call: number for number, site in enumerate(SITES) if site.module == label}
+    of = "zygote" if label == "preload" else label  # both fork
+    sites = {site.call: number for number, site in enumerate(SITES) if site.module == of}
     if label == "zygote":
         sites |= {s.call: n for n, s in enumerate(SITES) if s.module == "control"}
     by_name: dict[str, dict[str, Any]] = {}

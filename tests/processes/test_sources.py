@@ -216,11 +216,11 @@ def test_preload_after_which_forked_children_hang_is_not_used():
     done = script(
         """
         import os, time
-        from gpunb.worker import zygote
-        print(zygote._unsafe())
+        from gpunb.worker import preload
+        print(preload._unsafe())
         os.register_at_fork(after_in_child=lambda: time.sleep(60))
-        zygote._TRIAL = 0.1
-        print(zygote._unsafe())
+        preload._TRIAL = 0.1
+        print(preload._unsafe())
         """
     )
     assert done.stdout.splitlines() == ["None", "a trial child did not end within 0.1 s"], done

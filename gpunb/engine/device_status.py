@@ -80,6 +80,7 @@ class DeviceStatus:
             "usage": {name: usage.get(name) for name in _USAGE},
             "others": [*self._prepared.facts(key), *joined(leases, sampler.others(key))],
             "health": sampler.health(key),
+            "leased": self._leases.shares(key),
         }
 
 

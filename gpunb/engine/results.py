@@ -54,6 +54,8 @@ class Results:
         if job is None:  # an abandoned call is over, and its result is not needed
             engine.feed(ev.Finished(message.task, message.attempt, worker, report))
             return
+        if isinstance(report, tasks.Succeeded) and job.call.kind in ("cell", "ranks"):
+            report = tasks.Succeeded(cell=True)
         failed = isinstance(report, tasks.Raised)
         wanted = 1 if failed else len(job.results) if isinstance(report, tasks.Succeeded) else 0
         if len(message.results) < wanted:

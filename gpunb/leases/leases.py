@@ -270,6 +270,10 @@ class Leases:
             self._ticking = True
             self._engine.loop.after(SIGN, self._tick)
 
+    def shares(self, key: str) -> bool:
+        """Whether other sessions may want this device, too."""
+        return key in self._shared
+
     def _of_shared(self, shares: Shares) -> dict[str, int]:
         return {key: units for key, units in shares if key in self._shared}
 

@@ -34,7 +34,7 @@ _OF_JOB = (
     "running waiting client part_of gpu_seconds waited pid progress"
 ).split()
 _OF_RANK = ("rank", "state", "seconds", "devices")
-_OF_DEVICE = "id key name type memory logical resource free held kept usage health".split()
+_OF_DEVICE = "id key name type memory logical resource free held kept usage health leased".split()
 
 
 def compact(snapshot: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:

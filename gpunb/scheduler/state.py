@@ -128,7 +128,7 @@ class Task:
     def outcome(self, report: Report | Crashed) -> Outcome:
         """The outcome of the task if this attempt was the last."""
         # As in Ray: a task that catches its interrupt and returns a value has this value.
-        caught = isinstance(report, Succeeded) and self.actor is None
+        caught = isinstance(report, Succeeded) and not report.cell and self.actor is None
         if self.stop == "kill" or (self.stop == "cancel" and not caught):
             return Cancelled()
         if self.stop == "timeout" and not isinstance(report, Succeeded):

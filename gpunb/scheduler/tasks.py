@@ -130,7 +130,10 @@ class ActorSpec:
 
 @frozen
 class Succeeded:
-    """The task returned. The sender of the report has its results."""
+    """The task returned. The sender of the report has its results; those of a `cell` may be an
+    error, such as that of its interrupt."""
+
+    cell: bool = False
 
 
 @frozen

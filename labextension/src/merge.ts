@@ -2,6 +2,7 @@
 
 import type { State } from './state';
 import type { Actor, Device, Group, Job, Session, Snapshot } from './types';
+import { isPrivate } from './view/index.js';
 
 /** The key of a job or actor among those of all sessions. */
 export function keyOf(pid: number, id: number | string): string {
@@ -96,21 +97,21 @@ export function merge(state: State): Snapshot {
 
 /** Add a session's picture of a device. Devices that exist in its books only are its own. */
 function add(devices: Map<string, Device>, device: Device, pid: number, owner: string): void {
-  const key = device.logical ? keyOf(pid, device.key) : device.key;
+  const key = isPrivate(device) ? keyOf(pid, device.key) : device.key;
   const held = device.held.map(([id, share]): [string, number] => [keyOf(pid, id), share]);
   const before = devices.get(key);
   if (before) {
     const free = Math.min(before.free, device.free);
     devices.set(key, { ...before, free, held: [...before.held, ...held] });
   } else {
-    const type = device.logical && owner ? [device.type, owner].filter(Boolean).join(', ') : device.type;
+    const type = isPrivate(device) && owner ? [device.type, owner].filter(Boolean).join(', ') : device.type;
     devices.set(key, { ...device, key, held, type });
   }
 }
 
 /** The device, whose free share is what nobody holds; the sessions that are shown are no others. */
 function without(device: Device, sessions: ReadonlyMap<number, Snapshot>): Device {
-  const others = device.logical
+  const others = isPrivate(device)
     ? device.others
     : device.others.filter(each => !(each.kind === 'kernel' && sessions.has(each.pid)));
   const held = [...device.held.map(([, share]) => share), ...others.map(each => each.share ?? 0)];

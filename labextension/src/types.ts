@@ -97,6 +97,8 @@ export interface Device {
   type: string | null;
   memory: number | null;
   logical: boolean;
+  /** Whether the sessions of this machine share it. */
+  leased?: boolean;
   resource?: string;
   free: number;
   /** Who holds how much of it. */

@@ -134,6 +134,19 @@ test('devices in the books of a session are its own', () => {
   assert.match(joined.devices[0].type, /nb-1/);
 });
 
+test('devices without hardware that sessions share are joined as well', () => {
+  const shared = (id, more) => device({ key: 'logical:0', logical: true, leased: true, held: [[id, 0.5]], free: 0, ...more });
+  const other = { pid: 1, share: 0.5, kind: 'kernel' };
+  const joined = merge(
+    machine(
+      snapshot(1, { devices: [shared(7, { others: [{ ...other, pid: 2 }] })] }),
+      snapshot(2, { devices: [shared(3, { others: [other] })] })
+    )
+  );
+  assert.deepEqual(joined.devices.map(each => [each.key, each.held.length, each.others.length]), [['logical:0', 2, 0]]);
+  assert.equal(statusText(joined), 'GPU 1/1');
+});
+
 test('a single session needs no name at each job', () => {
   assert.equal(merge(machine(snapshot(1, { running: [job(1)] }))).running[0].owner, undefined);
 });

@@ -278,6 +278,15 @@ def test_a_task_that_catches_its_interrupt_and_returns_a_value_has_it(core: Make
     assert world.settled[task] == Succeeded()
 
 
+def test_a_cell_that_ends_after_its_cancel_was_cancelled(core: MakeWorld) -> None:
+    """Its result has the error of the interrupt."""
+    world = core()
+    task = world.submit()
+    world.cancel(task)
+    world.finish(task, Succeeded(cell=True))
+    assert world.settled[task] == Cancelled()
+
+
 def test_a_call_of_an_actor_that_does_so_was_cancelled(core: MakeWorld) -> None:
     world = core()
     call = world.call(world.ready_actor())

@@ -98,7 +98,7 @@ function drawPart(view, element, part, total) {
 }
 
 export function partText(part) {
-  if (part.kind === "free") return `${shareText(part.free)} free`;
+  if (part.kind === "free") return part.free === 1 ? "free" : `${shareText(part.free)} free`;
   const number = part.job ? `#${part.job.id}` : part.id === null ? "" : `#${String(part.id).split(":").pop()}`;
   const place = part.job ? placeText(part.job) : "";
   return [number, part.name, place, part.owner || ""].filter(Boolean).join(" ");

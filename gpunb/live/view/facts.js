@@ -19,12 +19,15 @@ export function whole(snapshot) {
   return { time: Date.now() / 1000, ...snapshot, ...lists, devices, counts };
 }
 
+// Whether a device is in the books of one session only: no other session can hold a part of it
+export const isPrivate = (device) => device.logical && !device.leased;
+
 // The parts of a device from left to right: [{kind, share, id, name, ...}], shares adding up to 1
 export function partsOf(device, snapshot, kernels = []) {
   const parts = device.held.map(([id, share]) => ({ kind: "own", share, id, ...holder(snapshot, id) }));
   const seen = new Set();
-  for (const other of device.logical ? [] : kernels) {
-    const same = (other.devices || []).find((each) => each.key === device.key && !each.logical);
+  for (const other of isPrivate(device) ? [] : kernels) {
+    const same = (other.devices || []).find((each) => each.key === device.key && !isPrivate(each));
     for (const [id, share] of same ? same.held : []) {
       seen.add(other.session.pid);
       const owner = `${notebookText(other.session)}, ${other.session.user}`;
@@ -136,7 +139,7 @@ export function barsOf(device, snapshot) {
   const ends = [];
   return known
     .filter(({ job }) => !job.actor && job.kind !== "create" && job.kind !== "method")
-    .filter(({ job }) => !(device.logical && job.key) || sessionOf(device.key) === sessionOf(job.key))
+    .filter(({ job }) => !(isPrivate(device) && job.key) || sessionOf(device.key) === sessionOf(job.key))
     .map((each) => ({ ...each, share: shareOf(each.job, device) }))
     .filter((each) => each.share)
     .sort((one, other) => other.from - one.from)

@@ -30,7 +30,7 @@ import { Tip } from "./tip.js";
 export { Calm, Clock } from "./clock.js";
 export { drawShares } from "./devices.js";
 export { statesText } from "./groups.js";
-export { Memory, failures, gpuRate } from "./facts.js";
+export { Memory, failures, gpuRate, isPrivate } from "./facts.js";
 export { deviceText, devicesText, printable, shareText } from "./texts.js";
 
 const TICK = 1000; // milliseconds between two looks at the clock

@@ -30,6 +30,9 @@ export class Memory {
 /** The failures that nobody has seen yet. */
 export function failures(snapshot: Snapshot, memory: Memory): Job[];
 
+/** Whether no other session can hold a part of a device. */
+export function isPrivate(device: Device): boolean;
+
 /** The shares of a device in a small place, without words. */
 export function drawShares(element: HTMLElement, device: Device, snapshot: Snapshot): void;
 

@@ -158,10 +158,11 @@ def test_a_generator_without_results_ends_at_once(four):
     assert taken(count.remote(0)) == []
 
 
-def test_a_generator_can_be_neither_got_nor_pickled(four):
+def test_a_generator_is_no_ref_and_cannot_be_pickled(four):
     generator = count.remote(1)
+    assert gpunb.get(generator) is generator, "as in Ray"
     with pytest.raises(TypeError, match="ObjectRefGenerator"):
-        gpunb.get(generator)
+        gpunb.get([generator])
     with pytest.raises(TypeError, match="cannot be sent to another process"):
         pickle.dumps(generator)
     with pytest.raises(TypeError, match="cannot be sent"):

@@ -92,7 +92,7 @@ def job(made: Call | None = None, *, attempt: int = 1, pid: int | None = None) -
             DeadlockError,
             "train (#8) can never run: #9 waits for it",
         ),
-        (tasks.Succeeded(), GpunbError, "train (#8) ended without a report: Succeeded()"),
+        (tasks.Succeeded(), GpunbError, "train (#8) ended without a report: Succeeded(cell=False)"),
     ],
 )
 def test_error_of_each_outcome(outcome: tasks.Outcome, kind: type[Exception], text: str) -> None:

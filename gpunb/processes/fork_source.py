@@ -150,6 +150,8 @@ class ForkSource:
         if self._first is None or self._second is None or self._closed:
             self._follower.lost()
             return
+        if self._next is not None:
+            self._forget(self._next)
         try:
             self._next = self._fork_zygote(self._first, imports)
         except OSError as error:

@@ -203,11 +203,11 @@ class Scheduler:
                 self.life.settle(task, Cancelled())
                 continue
             assert task.worker is not None
-            if task.stop is None:
-                task.stop = "cancel"
+            kill = force and not task.is_call
+            if task.stop != "timeout":
+                task.stop = "kill" if kill else task.stop or "cancel"
             task.disowned = task.disowned or recursive
-            if force and not task.is_call:
-                task.stop = "kill"
+            if kill:
                 self.workers.kill(task.worker)
             else:
                 self._interrupt(task)

@@ -253,6 +253,31 @@ def test_a_task_goes_on_while_its_zygote_is_replaced(follow, install, gate):
     eventually(lambda: not alive(before), "the zygote that was replaced ends")
 
 
+def test_a_zygote_that_still_imports_gives_way_to_the_next_one(follow, install, tmp_path):
+    slow = f"""
+import os, time
+while "follow" in open("/proc/self/comm").read() and not os.path.exists("{tmp_path}/go"):
+    time.sleep(0.005)
+"""
+    first, second, third = (
+        install("follow_once"),
+        install("follow_slow", slow),
+        install("follow_last"),
+    )
+    follow()
+    get(loaded.remote(first))
+    preloaded(first)
+    (before,) = named("gpunb-follow")
+    get(loaded.remote(second))
+    eventually(lambda: len(named("gpunb-follow")) == 2, "another one imports")
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: get(loaded.remote(first)) == [])
+    get(loaded.remote(third))
+    (tmp_path / "go").touch()
+    eventually(lambda: get(loaded.remote(first, third)) == [first, third])
+    eventually(lambda: len(named("gpunb-follow")) == 1, "only one is left")
+
+
 def test_after_the_loss_of_its_zygote_a_session_follows_again(follow, install):
     name = install("follow_killed")
     follow()

@@ -21,7 +21,7 @@ from gpunb.api.remote_function import RemoteFunction
 from gpunb.exceptions import GpunbError, InfeasibleRequestError
 from gpunb.protocol import backend
 from gpunb.scheduler.options import Options
-from gpunb.system.signals import UNDIVIDED
+from gpunb.system.signals import HEARTBEAT, UNDIVIDED
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,9 +31,6 @@ DEVICES = ("num_gpus", "gpu_memory", "accelerator_type")
 
 _log = logging.getLogger("concurrent.futures")
 """Where the standard library reports errors of callbacks."""
-
-_FOREVER = 3600.0
-"""Seconds of one wait: an interrupt of the main thread is handled between two waits."""
 
 
 class _Future(concurrent.futures.Future[T]):
@@ -215,7 +212,7 @@ class Executor(concurrent.futures.Executor):
             return
         with self._lock:
             while self._waiting or self._running or self._settling:
-                self._idle.wait(_FOREVER)
+                self._idle.wait(HEARTBEAT)  # an interrupt is seen between two waits
 
     @property
     def max_workers(self) -> int | None:

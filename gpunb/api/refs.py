@@ -11,7 +11,7 @@ from gpunb.data import serialize
 from gpunb.protocol import backend
 from gpunb.protocol.backend import COMPLETED, ObjectId
 from gpunb.scheduler.resources import devices_text
-from gpunb.system.signals import UNDIVIDED, again, interrupt_later
+from gpunb.system.signals import HEARTBEAT, UNDIVIDED, again, interrupt_later
 
 if TYPE_CHECKING:
     import asyncio
@@ -185,8 +185,12 @@ def _future_class() -> Any:
             return super().exception(timeout)
 
         def _wait(self, timeout: float | None) -> None:
-            if timeout is None and not self.done() and in_task():
+            if timeout is not None or self.done():
+                return
+            if in_task():
                 backend.current().wait([self._ref.id], 1, None)
+            while not concurrent.futures.wait([self], HEARTBEAT).done:
+                pass  # an interrupt is seen between two waits
 
     return Future
 

@@ -20,6 +20,7 @@ from gpunb.engine.object_memory import Memory
 from gpunb.exceptions import GetTimeoutError, ObjectLostError
 from gpunb.protocol.backend import COMPLETED, HANDLE, STREAM, ObjectId, Outcome
 from gpunb.scheduler.tasks import ActorId, TaskId, WorkerId
+from gpunb.system.signals import wait_for_gate
 
 
 class Entry:
@@ -363,8 +364,7 @@ class _Counter:
         try:
             for entry, callback in zip(entries, callbacks, strict=True):
                 entry.notify(callback)
-            limit = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
-            return self._gate.acquire(timeout=limit)
+            return wait_for_gate(self._gate, timeout)
         finally:
             # Who waits again and again for the same objects leaves nothing behind.
             for entry, callback in zip(entries, callbacks, strict=True):

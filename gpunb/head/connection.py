@@ -28,7 +28,7 @@ from gpunb.protocol.plain import Malformed
 from gpunb.protocol.rpc import Arrived, Pending, Replies, Waiter, encoded, result
 from gpunb.protocol.verbs import Verb
 from gpunb.system.loop import Loop
-from gpunb.system.signals import UNDIVIDED, Divisible
+from gpunb.system.signals import UNDIVIDED, Divisible, wait_for_gate
 
 R = TypeVar("R")
 
@@ -80,7 +80,7 @@ class Connection:
                     self._read_until(waiter)
                 elif not self._ended:
                     with Divisible():
-                        waiter.gate.acquire()
+                        wait_for_gate(waiter.gate)
             finally:
                 self._pending.forget(waiter.number)
         if waiter.reply is None:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import queue
 import threading
 import time
@@ -219,8 +220,11 @@ class Sweep:
                 self._backend.wait(pending, 1, None)
                 with self._changed:
                     self._changed.wait_for(there, HEARTBEAT)
+        end = math.inf if timeout is None else time.monotonic() + timeout
         with self._changed:
-            return self._changed.wait_for(there, timeout)
+            while not there() and (left := end - time.monotonic()) > 0:
+                self._changed.wait(min(left, HEARTBEAT))  # an interrupt is seen between two waits
+            return there()
 
     def _check(self) -> None:
         """Raise the error of the sweep itself."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` without enumerations: 10 times as fast
 import _thread
+import math
 import os
 import sys
 import threading
@@ -78,6 +79,10 @@ class _Undivided:
         if self._pending:
             self._deliver(None)
 
+    def in_main_thread(self) -> bool:
+        """Whether this is the thread that handles signals."""
+        return _thread.get_ident() == self._main
+
     def divide(self) -> int:
         """Allow interrupts in the innermost block; return the argument for `undivide`."""
         closed = self._closed
@@ -125,6 +130,24 @@ class Divisible:
 
     def __exit__(self, *_: object) -> None:
         UNDIVIDED.undivide(self._closed)
+
+
+def wait_for_gate(gate: threading.Lock, timeout: float | None = None) -> bool:
+    """Wait until another thread opens a gate, a lock that it releases; return whether it did within
+    `timeout` seconds.
+
+    The main thread waits in slices. Python looks for signals before a wait and after it, and a
+    signal ends a wait that has begun. One that comes between the look and the wait, or that another
+    thread receives, is seen only when the wait is over.
+    """
+    longest = HEARTBEAT if UNDIVIDED.in_main_thread() else threading.TIMEOUT_MAX
+    left = math.inf if timeout is None else timeout
+    end = time.monotonic() + left
+    while not gate.acquire(timeout=max(0.0, min(left, longest))):
+        left = end - time.monotonic()
+        if left <= 0:
+            return False
+    return True
 
 
 def interrupt_later() -> None:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from gpunb.system import signals
-from gpunb.system.signals import UNDIVIDED, Divisible, interrupt_later
+from gpunb.system.signals import HEARTBEAT, UNDIVIDED, Divisible, interrupt_later, wait_for_gate
 from tests.sessions import script
 from tests.stepping import every_step
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until_main_sleeps
 
 
 @pytest.fixture(autouse=True)
@@ -279,7 +279,7 @@ def test_an_interrupt_in_a_destructor_comes_a_moment_later():
         from gpunb.system import signals
         from tests.stepping import every_step
         from tests.system.test_signals import _Owner, _interrupted_while
-        from tests.waiting import PATIENCE
+        from tests.waiting import PATIENCE, until_main_sleeps
 
         signals.watch_destructors()
         signals.watch_destructors()
@@ -316,3 +316,49 @@ def test_other_errors_that_python_drops_are_shown_as_before():
         del owner
     """
     assert "AttributeError: 'int' object has no attribute 'append'" in script(script_).stderr
+
+
+def _closed_gate() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_a_wait_for_a_gate_sees_an_interrupt_that_does_not_wake_it(timeout):
+    def interrupt():
+        until_main_sleeps()
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_gate(_closed_gate(), timeout)
+    thread.join()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 0.5 * HEARTBEAT, 1.5 * HEARTBEAT])
+@pytest.mark.parametrize("in_main", [True, False])
+def test_a_wait_for_a_gate_ends_after_its_timeout(timeout, in_main):
+    waited = []
+
+    def wait():
+        begin = time.monotonic()
+        waited.append((wait_for_gate(_closed_gate(), timeout), time.monotonic() - begin))
+
+    if in_main:
+        wait()
+    else:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+    [(opened, seconds)] = waited
+    assert not opened
+    assert seconds >= timeout
+
+
+@pytest.mark.parametrize("timeout", [None, float("inf"), PATIENCE])
+def test_a_wait_for_a_gate_ends_when_it_opens(timeout):
+    gate = _closed_gate()
+    threading.Timer(1.5 * HEARTBEAT, gate.release).start()
+    assert wait_for_gate(gate, timeout)

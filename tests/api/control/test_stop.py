@@ -24,10 +24,15 @@ _STOPS = {
 }
 
 
-def test_an_interrupt_ends_only_the_wait(tmp_path):
-    """An interrupt is noticed wherever the program sleeps, and ends nothing else."""
+@pytest.mark.parametrize("receiver", ["main thread", "other thread"])
+def test_an_interrupt_ends_only_the_wait(tmp_path, receiver):
+    """An interrupt is noticed wherever the program sleeps, and ends nothing else.
+
+    One that another thread receives does not end the system call in which the main thread waits,
+    nor does one that comes just before that call.
+    """
     text = f"""
-        import asyncio, os, pathlib, signal, sys, threading, time, gpunb
+        import asyncio, pathlib, signal, sys, threading, time, gpunb
         from tests.waiting import until_main_sleeps
 
         folder = pathlib.Path({str(tmp_path)!r})
@@ -36,7 +41,7 @@ def test_an_interrupt_ends_only_the_wait(tmp_path):
         def slow(folder):
             while not (folder / "open").exists():
                 time.sleep(0.005)
-            return os.getpid()
+            return 1
 
         @gpunb.remote
         def slow_generator(folder):
@@ -59,9 +64,11 @@ def test_an_interrupt_ends_only_the_wait(tmp_path):
 
         def interrupt():
             until_main_sleeps()
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(receiver(), signal.SIGINT)
 
         if __name__ == "__main__":
+            main = threading.main_thread().ident
+            receiver = (lambda: main) if {receiver!r} == "main thread" else threading.get_ident
             gpunb.init(num_cpus=20, num_gpus=1, preload=())
             counter = Counter.options(num_gpus=1).remote()
             gpunb.get(counter.add.remote())

@@ -29,7 +29,8 @@ def say_when_it_waits():
     import _thread, sys, threading, time
 
     # The functions of Python, of gpunb and of a loop in which the main thread waits.
-    main, names = threading.main_thread().ident, ("wait", "select", "next")
+    main = threading.main_thread().ident
+    names = ("wait", "wait_for_gate", "select", "next")
 
     def look():
         while sys._current_frames()[main].f_code.co_name.strip("_") not in names:

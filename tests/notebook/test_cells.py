@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ DIFFERENCES = {
     "group": "IPython prints a group of errors as text of its own; here it is an error's output",
 }
 """Snippets that differ from a plain cell for now, with the reason."""
+
+LATE = {"raw writes", "raw writes to standard error", "subprocess"}
+"""Snippets whose output a thread of ipykernel reads: it comes too late if a plain cell ends first."""
 
 LOOK = r"""
 import types, warnings
@@ -128,7 +131,10 @@ def compare(cell: Kernel, snippet: Snippet) -> tuple[dict[str, Any], dict[str, A
     comment = "" if snippet.body.startswith("%%") else "#\n"
     if snippet.body.startswith("    "):
         comment = f"    {comment}"
-    plain = run(cell, snippet, comment)
+    patient = snippet
+    if snippet.what in LATE:
+        patient = replace(snippet, body=f"{snippet.body}\n__import__('time').sleep(0.3)")
+    plain = run(cell, patient, comment)
     return run(cell, snippet, "%%gpu\n"), plain
 
 

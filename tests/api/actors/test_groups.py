@@ -17,13 +17,18 @@ class Threads:
     def thread(self):
         return threading.get_ident()
 
+    @gpunb.method(concurrency_group="io")
+    def hold(self, gate, name):
+        gate.enter(name)
+        return name
+
     def default(self):
         return threading.get_ident()
 
 
 class Coroutines(Threads):
     @gpunb.method(concurrency_group="io")
-    async def awaits(self, gate, name):
+    async def hold(self, gate, name):
         await gate.enter_async(name)
         return name
 
@@ -48,6 +53,17 @@ def test_a_group_of_one_call_has_one_thread(four, kind):
     assert get(actor.thread.remote()) != get(actor.default.remote())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_calls_of_a_group_begin_in_their_order(four, gate, kind):
+    actor = made(kind)
+    refs = [actor.hold.remote(gate, f"call {number}") for number in range(3)]
+    gate.await_("call 0")
+    gate.await_("call 1")
+    assert not gate.came("call 2")
+    gate.open()
+    assert get(refs) == ["call 0", "call 1", "call 2"]
+
+
 def test_a_handle_in_a_task_knows_the_groups(four):
     @gpunb.remote
     def use(actor):
@@ -60,7 +76,7 @@ def test_a_handle_in_a_task_knows_the_groups(four):
 
 def test_a_call_of_a_group_can_be_cancelled(four, gate):
     actor = made(Coroutines)
-    ref = actor.awaits.remote(gate, "begun")
+    ref = actor.hold.remote(gate, "begun")
     gate.await_("begun")
     gpunb.cancel(ref)
     with pytest.raises(TaskCancelledError):

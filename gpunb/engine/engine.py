@@ -198,6 +198,8 @@ class Engine(EngineState):
                 sink = job.sink if job is not None else self._sink_between(process)
                 if sink is not None:
                     shown = payloads(message.payloads, segments)
+                    if message.kind == "failed" and job is not None:
+                        job.ename = str(message.content.get("ename"))
                     if message.kind == "failed" and job is not None and job.call.spec.grow:
                         job.failure = message.content, shown
                         return

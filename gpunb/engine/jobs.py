@@ -105,6 +105,7 @@ class Job:
         choice: the choice of its share, if earlier runs chose it.
         failure: the error of a cell that may run again with a larger share, to be shown if not.
         shown: its sink, or one that knows nothing.
+        ename: the type of the error that a cell showed last.
         part_of: the placement group in which it runs, or the sweep of which it is a trial.
     """
 
@@ -130,6 +131,7 @@ class Job:
     group: ActorId | None = None
     choice: Choice | None = None
     failure: tuple[Mapping[str, Any], list[Payload]] | None = None
+    ename: str = ""
     sink: Sink | None = field(init=False)
     shown: Sink = field(init=False)
     part_of: Part | None = field(init=False)

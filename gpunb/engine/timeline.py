@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import replace
@@ -153,8 +154,9 @@ def past_of(job: Job, state: str | None, peak: int | None = None) -> Past:
     """Return the record of a job with this final state; None if the job is not over."""
     now = time.monotonic()
     ran, shown = job.worker is not None, job.shown
-    if state == "done" and shown.failed:
-        state = "failed"  # a cell that raised has brought its error home
+    if state == "done" and shown.failed:  # a cell that raised has brought its error home
+        timed = now - job.since >= (job.call.spec.timeout or math.inf)
+        state = "cancelled" if job.ename == "KeyboardInterrupt" and not timed else "failed"
     return Past(
         job.id,
         job.call.spec.name,

@@ -46,7 +46,7 @@ export function merge(state: State): Snapshot {
   const counts = { running: 0, waiting: 0, finished: 0, actors: 0 };
   const devices = new Map<string, Device>();
   const warnings = new Set<string>();
-  const totals = { gpu_seconds: 0, waited: 0, peak: null as number | null };
+  const totals = { gpu_seconds: 0, peak: null as number | null };
   let time = 0;
   for (const [pid, each] of sessions) {
     const session = each.session ?? { pid };
@@ -71,7 +71,6 @@ export function merge(state: State): Snapshot {
     counts.actors += each.counts?.actors ?? each.actors?.length ?? 0;
     time = Math.max(time, each.time ?? 0);
     totals.gpu_seconds += each.totals?.gpu_seconds ?? 0;
-    totals.waited += each.totals?.waited ?? 0;
     if (each.totals?.peak) {
       totals.peak = Math.max(totals.peak ?? 0, each.totals.peak);
     }

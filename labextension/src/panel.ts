@@ -74,7 +74,7 @@ export class Panel extends Widget {
     const { state, problem } = this.connection;
     const { reason, advice } = problem ?? lackOf(state) ?? { reason: '', advice: '' };
     set(this.reason, reason);
-    set(this.advice, advice);
+    setAdvice(this.advice, advice);
     this.notice.hidden = !reason;
     this.notice.classList.toggle('gpunb-problem', problem !== null && problem !== CONNECTING);
     this.start.hidden = problem !== null || state.sessions.size > 0 || !state.machine.devices?.length;
@@ -100,6 +100,20 @@ export class Panel extends Widget {
   private readonly advice = document.createElement('p');
   private readonly start = document.createElement('button');
   private readonly lanes = document.createElement('div');
+}
+
+/** Words in quotes are code, to be copied. */
+function setAdvice(element: HTMLElement, text: string): void {
+  const parts = text.split('"');
+  if (element.textContent !== parts.join('')) {
+    element.replaceChildren(...parts.map((part, at) => (at % 2 ? code(part) : part)));
+  }
+}
+
+function code(text: string): HTMLElement {
+  const element = document.createElement('code');
+  element.textContent = text;
+  return element;
 }
 
 function set(element: HTMLElement, text: string): void {

@@ -119,8 +119,6 @@ export interface Counts {
 
 export interface Totals {
   gpu_seconds: number;
-  /** Seconds that jobs have waited, together. */
-  waited?: number;
   /** Bytes that one job had at most. */
   peak?: number | null;
 }

@@ -183,7 +183,9 @@ def test_a_cell_is_run_on_a_share_and_the_first_one_is_inserted(
     page = visit(["import gpunb\nprint('on', gpunb.get_gpu_ids())"])
     sidebar = Sidebar(page)
     axe(page, ".gpunb-panel")
-    sidebar.notice("No kernel uses gpunb now").get_by_role("button").click()
+    notice = sidebar.notice("No kernel uses gpunb now")
+    assert notice.locator("code").all_inner_texts() == ["%load_ext gpunb", "%%gpu 0.5"]
+    notice.get_by_role("button").click()
     page.page.wait_for_function(
         """() => window.jupyterapp.shell.currentWidget.content.widgets
             .map(each => each.model.sharedModel.source).slice(1).join('|')

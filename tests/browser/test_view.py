@@ -187,6 +187,27 @@ def test_long_lists_are_counted(draw: Draw) -> None:
     assert rows.count() == 100
 
 
+def test_a_wide_picture_has_columns_and_says_why_in_the_line_of_a_job(draw: Draw) -> None:
+    page = draw(snapshot(2, 40))
+    why = page.locator("section[aria-label=Waiting] .gm-row").first
+    assert why.bounding_box()["height"] < 30
+    assert why.locator(".gm-note").inner_text().startswith("needs 0.5 of one GPU")
+    for column in (".gm-note", ".gm-time"):
+        boxes = [each.bounding_box() for each in page.locator(f".gm-row {column}").all()]
+        assert len({each["x"] for each in boxes if each}) == 1
+    narrow = draw(snapshot(2, 40), width=240)
+    assert not narrow.locator(".gm-note").first.is_visible()
+    assert narrow.locator(".gm-detail").first.inner_text().startswith("needs 0.5 of one GPU")
+
+
+def test_the_summary_adds_up_what_can_be_added(draw: Draw) -> None:
+    facts = snapshot(2, 3)
+    assert facts["totals"]["waited"] > 60
+    text = draw(facts).locator(".gm-summary").inner_text().replace("\u00a0", " ")
+    assert "of GPU time" in text
+    assert "waited" not in text
+
+
 def shared() -> dict[str, Any]:
     """A device with two holders that use half and more than all of their shares, another kernel,
     and a process that does not use gpunb."""

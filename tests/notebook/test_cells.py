@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ DIFFERENCES = {
 }
 """Snippets that differ from a plain cell for now, with the reason."""
 
-LATE = {"raw writes", "raw writes to standard error", "subprocess"}
-"""Snippets whose output a thread of ipykernel reads: it comes too late if a plain cell ends first."""
+LATE = {"raw writes": "raw\n", "raw writes to standard error": "raw error\n", "subprocess": "42\n"}
+"""Output that a thread of ipykernel reads: it may come after the end of a plain cell."""
 
 LOOK = r"""
 import types, warnings
@@ -118,10 +118,11 @@ def _seen(result: Result, names: dict[str, str], after: Any) -> dict[str, Any]:
     return {key: _normal(each) for key, each in seen.items()}
 
 
-def run(cell: Kernel, snippet: Snippet, first: str) -> dict[str, Any]:
-    """What can be seen of a snippet that begins with this line."""
+def run(cell: Kernel, snippet: Snippet, first: str, late: str = "") -> dict[str, Any]:
+    """What can be seen of a snippet that begins with this line, once its output has this text."""
     cell.ok(f"_look['forget']()\n{snippet.before}")
     result = cell(f"{first}{snippet.body}")
+    cell.late(lambda: late in result.stdout + result.stderr)
     after, names = cell.value(f"(repr(({snippet.after})), _look['names']())")
     return _seen(result, names, after)
 
@@ -131,10 +132,7 @@ def compare(cell: Kernel, snippet: Snippet) -> tuple[dict[str, Any], dict[str, A
     comment = "" if snippet.body.startswith("%%") else "#\n"
     if snippet.body.startswith("    "):
         comment = f"    {comment}"
-    patient = snippet
-    if snippet.what in LATE:
-        patient = replace(snippet, body=f"{snippet.body}\n__import__('time').sleep(0.3)")
-    plain = run(cell, patient, comment)
+    plain = run(cell, snippet, comment, LATE.get(snippet.what, ""))
     return run(cell, snippet, "%%gpu\n"), plain
 
 

@@ -543,6 +543,7 @@ def test_a_timeout_names_the_seconds(cell: Kernel) -> None:
     assert result.ename == "TimeoutError"
     assert "0.3 s and was stopped; its share of GPU 0 is free again" in result.evalue
     assert "gpunb/" not in result.traceback
+    assert status(cell)["finished"][0]["state"] == "failed"
 
 
 def test_processes_that_a_cell_started_end_with_it(cell: Kernel) -> None:
@@ -575,6 +576,7 @@ def test_stop_interrupts_the_line_that_runs(cell: Kernel) -> None:
     assert "gpunb" not in result.traceback.replace("%%gpu", "")
     assert result.stdout == "ready\ncleaning up\n"
     assert cell.value("(bound, cleaned, 'never' in globals())") == (1, True, False)
+    assert status(cell)["finished"][0]["state"] == "cancelled"  # it is no failure of its code
 
 
 def test_a_cell_can_handle_stop(cell: Kernel) -> None:

@@ -138,6 +138,7 @@ def test_stop_reaches_all_ranks(notebook: Kernel) -> None:
     notebook.interrupt()
     assert notebook.finish(running).ename == "KeyboardInterrupt"
     eventually(lambda: not any(map(alive, pids)), "both processes are gone")
+    assert notebook.value("gpunb.status()['finished'][0]['state']") == "cancelled"
 
 
 def test_a_session_keeps_its_ranks_and_some_of_them_run_a_cell(notebook: Kernel) -> None:

@@ -183,7 +183,7 @@ function summaryText(snapshot, passed) {
     ...(snapshot.ended ? ["This session has ended; as it was last"] : []),
     `${devices.length} GPU${devices.length === 1 ? "" : "s"}, ${shareText(free)} free`,
   ];
-  if (totals) parts.push(...tookText({ ...totals, gpu_seconds: used }, totals));
+  if (totals) parts.push(...tookText({ gpu_seconds: used }, totals));
   if (session) parts.push(notebookText(session));
   return lineText(parts);
 }

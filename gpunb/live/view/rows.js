@@ -4,7 +4,7 @@ import { DESCRIBE, buttons, groupRow } from "./actions.js";
 import { ICONS, freshId, keyed, make, roving, setAttribute, setHidden, setIcon, setStyle, setText } from "./elements.js";
 import { detailsOf, failures, tintOf } from "./facts.js";
 import { countsOf, isGroup, jobsOf, statesText } from "./groups.js";
-import { jobText, keyOf, known, placeText, placedText, timeText, titleText } from "./texts.js";
+import { jobText, keyOf, known, memoryText, placeText, placedText, timeText, titleText } from "./texts.js";
 
 const ROWS = 50; // of a list; the rest is counted, and shown on demand
 const FEW = 8; // jobs that need no filter
@@ -140,15 +140,15 @@ export class Rows {
 
 function rowElement() {
   const element = make("li", "gm-row", { role: "treeitem", tabindex: -1 });
-  const names = ["state", "text", "where", "from", "on", "full", "brief", "time", "buttons", "more", "progress"];
+  const names = ["state", "text", "where", "from", "note", "on", "full", "brief", "time", "buttons", "more", "progress"];
   element.parts = Object.fromEntries(names.map((name) => [name, make("span", `gm-${name}`)]));
-  const { state, text, where, from, on, full, brief, time, buttons, more, progress } = element.parts;
+  const { state, text, where, from, note, on, full, brief, time, buttons, more, progress } = element.parts;
   setAttribute(state, "role", "img");
   setAttribute(progress, "role", "progressbar");
   const line = make("div", "gm-line");
   where.append(from);
   on.append(full, brief);
-  line.append(state, text, where, on, time, buttons);
+  line.append(state, text, where, note, on, time, buttons);
   element.append(line, progress, more);
   element.addEventListener("click", (event) => {
     const picked = !window.getSelection().isCollapsed;
@@ -171,6 +171,7 @@ function drawRow(view, element, job, { state, on, brief = "", ticks, timed = tru
   setAttribute(parts.state, "aria-label", state);
   setText(parts.text, titleText(job));
   setText(parts.from, placeText(job));
+  setText(parts.note, open ? "" : job.waits_for || memoryText(job.memory) || job.hint || "");
   setText(parts.full, on);
   setText(parts.brief, brief);
   if (ticks) view.clock(parts.time, job.seconds);

@@ -52,7 +52,7 @@ export function memoryText(memory) {
   return parts.join(", ");
 }
 
-// What a job took, or all together: ["1:10 of GPU time", "waited 20 s", "peak 2 GiB"]
+// What a job took: ["1:10 of GPU time", "waited 20 s", "peak 2 GiB"]; the waiting of all together means nothing
 export function tookText(what, memory) {
   const parts = [];
   if (what.gpu_seconds >= 1) parts.push(`${timeText(what.gpu_seconds)} of GPU time`);

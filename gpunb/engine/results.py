@@ -42,6 +42,8 @@ class Results:
         self._engine = engine
         self._sampler = sampler
         self._timeline = timeline
+        # Code with a share that chooses itself, whose use of memory could not be measured.
+        self._unmeasured: set[str] = set()
 
     def done(self, process: WorkerProcess, message: msg.Done, segments: list[Segment]) -> None:
         """Note the end of an attempt. Its worker counts as busy until there is memory for the
@@ -280,7 +282,10 @@ class Results:
             row = Row(auto.code, choice.size, memory, peak, units, name, now, seconds)
             self._engine.peaks.add(row)
             later = f"next time {amount(units_for(peak, memory))}"
+        elif auto.code in self._unmeasured:
+            return  # said at its first run
         else:
+            self._unmeasured.add(auto.code)
             later = "its use of GPU memory was not measured, so the next run gets the same"
         if choice.first:
             if peak:

@@ -30,6 +30,7 @@ from gpunb.data.files import (
     unnamed_file,
     write_all,
 )
+from gpunb.data.segment_pool import SegmentPool
 from gpunb.data.segments import (
     ALIGNMENT,
     LARGE,
@@ -43,7 +44,7 @@ from gpunb.data.segments import (
 )
 from gpunb.system.signals import UNDIVIDED
 
-__all__ = ["FEW", "Arenas", "current", "stop", "use"]
+__all__ = ["FEW", "Arenas", "current", "stop", "use", "write_large"]
 
 FEW = 64
 """Segments with a file of their own that may exist before further ones become blocks: a session
@@ -106,12 +107,18 @@ class Arenas:
         capacity: bytes of one arena.
         folder: the folder of the arenas' files; None for files in memory.
         full: is called when an arena is full.
+        pool: for segments that are too large for an arena.
     """
 
     def __init__(
-        self, capacity: int = 16 << 20, folder: str | None = None, full: Callable[[], object] = int
+        self,
+        capacity: int = 16 << 20,
+        folder: str | None = None,
+        full: Callable[[], object] = int,
+        pool: SegmentPool | None = None,
     ) -> None:
         self.capacity = capacity
+        self.pool = pool
         self._folder = folder
         self._full = full
         self._all: set[weakref.ref[_Arena]] = set()
@@ -291,6 +298,13 @@ class Arenas:
 
 current: Arenas | None = None
 """The arenas of this process's session, in which small values are written at once."""
+
+
+def write_large(buffers: Sequence[Buffer | Sequence[Buffer]]) -> tuple[Segment, Spans]:
+    """As `Segment.write`, with memory that was used before if the session of this process has a
+    pool of it. For `LARGE` bytes and more."""
+    pool = current.pool if current is not None else None
+    return Segment.write(buffers) if pool is None else pool.write(buffers)
 
 
 def use(arenas: Arenas) -> Arenas:

@@ -1,7 +1,8 @@
 """Memory segments for large data: written once, sealed, mapped by processes with the descriptor.
 
 1. A segment never changes. It is filled with `pwrite` (page faults make a new shared mapping half
-   as fast) and then sealed, so that a receiver need not trust the sender.
+   as fast) and then sealed, so that a receiver need not trust the sender. The kernel writes large
+   ones without a seal in files that it uses again (see `segment_pool`).
 2. A receiver maps it *privately*: it may write to its view, and gets its own copy of each page that
    it writes to. Other processes do not see these writes; pages that are only read are not copied.
 3. The file has no name, in memory or on disk (`spilled`). It lives as long as a descriptor or a

@@ -61,7 +61,7 @@ class EngineBackend:
         """
         machine = self.machine = settings.machine
         self.loop = Loop()
-        self.memory = Memory(settings.object_memory, settings.spill, self.loop.post)
+        self.memory = Memory(settings.object_memory, settings.spill, self.loop.post, self.later)
         self.store = Store(self.memory)
         descriptors = process_control.allow_descriptors(_DESCRIPTORS)
         workers = min(Policy().max_workers, descriptors // 8)

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpunb.data.arenas import Arenas
 from gpunb.data.files import unnamed_file
+from gpunb.data.segment_pool import SegmentPool
 from gpunb.data.serialize import INLINE_LIMIT, Payload
 from gpunb.engine.object_budget import Budget
 from gpunb.exceptions import OutOfMemoryError
@@ -25,6 +26,10 @@ _ARENAS = 256
 _LEAST, _MOST = 4 << 20, 1 << 30
 """Bytes of an arena."""
 
+_POOL = 4
+"""The part of the limit that the files of the pool may take, used and unused ones together: a
+fourth. It is given back when objects need it."""
+
 
 class Memory:
     """Makes room for objects. Others move to disk if there is a folder for them.
@@ -35,6 +40,7 @@ class Memory:
         limit: bytes that segments may take.
         folder: where to move them to; None if they must not be moved.
         post: hands (function, argument) to the loop's thread.
+        later: calls a function after so many seconds.
     """
 
     def __init__(
@@ -42,10 +48,12 @@ class Memory:
         limit: int,
         folder: str | None = None,
         post: Callable[[tuple[Any, ...]], None] | None = None,
+        later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
         self._budget: Budget[Payload] = Budget(limit, spill=folder is not None)
         size = min(max(limit // _ARENAS, _LEAST), _MOST)
-        self.arenas = Arenas(size, full=self._compact_soon)
+        self._pool = SegmentPool(limit // _POOL, later, self._do_soon)
+        self.arenas = Arenas(size, full=self._compact_soon, pool=self._pool)
         self._disk = Arenas(_MOST, folder, full=self._compact_soon) if folder is not None else None
         self._freed = 0
         self._post = post
@@ -70,6 +78,7 @@ class Memory:
         """
         items = _sizes([payload])
         if items:
+            self._thin_pool(items)
             self._move(self._budget.admit(items, what), items, what)
 
     def hold(self, payload: Payload) -> None:
@@ -128,6 +137,7 @@ class Memory:
         refused: OutOfMemoryError | None = None
         try:
             if items:
+                self._thin_pool(items)
                 chosen = self._budget.admit(items, what)
         except OutOfMemoryError as error:
             refused = error.with_traceback(None)  # which would hold this frame, and the payloads
@@ -155,11 +165,13 @@ class Memory:
     def close(self) -> None:
         """Move nothing more in the background. This does not wait for a move that has begun."""
         self._closed = True
+        self._pool.close()
         if self._thread is not None:
             self._work.put(None)
 
     def forked(self) -> None:
         """Close the parent's descriptors, in a child that was forked off the kernel."""
+        self._pool.forked()
         for each in (self.arenas, self._disk):
             if each is not None:
                 each.forked()
@@ -197,6 +209,14 @@ class Memory:
         self._compacts = False
         for arenas, room in self._rooms():
             arenas.compact(room)
+
+    def _thin_pool(self, items: Sequence[tuple[Payload, int]]) -> None:
+        """Give the memory of unused files back if objects come near the limit."""
+        if self._pool.nbytes:
+            facts = self._budget.facts()
+            total = facts["used"] + sum(nbytes for _, nbytes in items)
+            if total > facts["limit"] - facts["limit"] // _POOL:
+                self._pool.clear()
 
     def _rooms(self) -> list[tuple[Arenas, int]]:
         """Return the arenas, and the bytes that may be unused in them."""

@@ -118,6 +118,7 @@ TABLE: dict[str, str] = {
     "gpunb.data.files": "objects",
     "gpunb.data.segments": "objects",
     "gpunb.data.arenas": "objects",
+    "gpunb.data.segment_pool": "objects",
     "gpunb.system.linux": "linux",
     "gpunb.protocol.channel": "channel",
     "gpunb.processes.fork_source": "control",

@@ -14,6 +14,7 @@ import weakref
 from collections import OrderedDict, deque
 from typing import Any
 
+from gpunb.data.arenas import write_large
 from gpunb.data.page_map import Watch
 from gpunb.data.segments import Segment, address
 
@@ -93,7 +94,7 @@ class Reuse:
             watch = Watch(raw)
         except OSError:
             watch = None
-        segment, _ = Segment.write([raw])
+        segment, _ = write_large([raw])
         self._sent[key] = _Sent(segment, watch, self._owner(key, raw), self._values)
         self._held += raw.nbytes
         while self._held > self._limit:

@@ -321,7 +321,8 @@ def _packed(
     if reuse is not None:
         return _packed_with(reuse, pieces, buffers, references)
     known = arenas.current
-    write = Segment.write if known is None or total >= LARGE else known.write
+    small = Segment.write if known is None else known.write
+    write = arenas.write_large if total >= LARGE else small
     segment, spans = write([pieces, *buffers])
     return Payload(segment=segment, spans=spans, references=references)
 

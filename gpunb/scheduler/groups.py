@@ -142,10 +142,7 @@ def refusal(demand: Gang, capacity: Capacity) -> str | None:
     there = f"{explain.describe(machine.devices)}, {explain.cpus_text(machine.cpus)}"
     if machine.most is not None:
         there += f", and this session may have {amount(machine.most)} GPUs at once (max_gpus)"
-    return (
-        f"the bundles of the placement group ({demand}) can never be placed together on this "
-        f"machine: there are {there}"
-    )
+    return f"{demand} can never be placed together on this machine: there are {there}"
 
 
 def first(demand: Demand, bundles: Sequence[Capacity], held: Shares = ()) -> Allocation | None:

@@ -293,19 +293,22 @@ def _busy(holders: dict[int, dict[TaskId, int]]) -> dict[int, list[TaskId]]:
 def _waiting(
     scheduler: Scheduler, holders: dict[int, dict[TaskId, int]], now: float
 ) -> list[JobView]:
+    """The first waiting tasks of each kind: those that wait for room in the order in which they
+    start if all fit, then the others."""
     busy = _busy(holders)
-    jobs: list[JobView] = []
+    queued: list[tuple[Task, str]] = []
     for line in scheduler.queue.lines.values():
         reason: str | None = None
         for task in itertools.islice(line, SHOWN_PER_LINE):
             reason = reason or why_task_waits(scheduler, task, busy, now)
-            jobs.append(_job(scheduler, task, now, reason))
+            queued.append((task, reason))
+    queued.sort(key=lambda each: each[0].rank)
     unready = (task for task in scheduler.tasks.values() if task.state == "waiting")
-    jobs.extend(
-        _job(scheduler, task, now, why_task_waits(scheduler, task, busy, now))
+    others = [
+        (task, why_task_waits(scheduler, task, busy, now))
         for task in itertools.islice(unready, SHOWN_PER_LINE)
-    )
-    return sorted(jobs, key=lambda job: job.id)
+    ]
+    return [_job(scheduler, task, now, reason) for task, reason in (*queued, *others)]
 
 
 def actor_text(actor: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ def why_task_waits(
 ) -> str:
     """The reason why a task does not run. `busy` maps positions of devices to the tasks there."""
     text, priority = _why(scheduler, task, busy, now), task.spec.priority
-    return f"{text}; priority {priority}" if priority else text
+    return f"priority {priority}; {text}" if priority else text
 
 
 def _why(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]], now: float) -> str:

@@ -82,7 +82,7 @@ def test_a_bundle_moves_to_another_device_if_a_later_one_has_no_place_otherwise(
 @pytest.mark.parametrize(
     ("bundles", "text"),
     [
-        ([ONE, TWO], "(1 x [1 GPU] + 1 x [2 GPU]) can never be placed together on this machine"),
+        ([ONE, TWO], "1 x [1 GPU] + 1 x [2 GPU] can never be placed together on this machine"),
         ([ask(gpus=0.6)] * 3, "3 x [0.6 GPU]"),
         ([ask(gpus=3), ONE], "bundle 0 of the placement group: a request for 3 GPU can never"),
         ([ask(cpus=2), ask(cpus=1)], "there are 2 x logical GPU, 2 CPUs"),

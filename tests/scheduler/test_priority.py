@@ -113,9 +113,18 @@ def test_snapshot_and_reason_name_the_priority(core: MakeWorld) -> None:
     high = world.fresh(ONE, priority=5)
     view = snapshot(world.scheduler, world.now)
     assert [(each.priority, each.waits_for) for each in view.waiting] == [
-        (5, "needs 1 whole GPU; 0 of 1 are wholly free, held by #1; priority 5")
+        (5, "priority 5; needs 1 whole GPU; 0 of 1 are wholly free, held by #1")
     ]
-    assert (world.why(high) or "").endswith("; priority 5")
+    assert (world.why(high) or "").startswith("priority 5; ")
+
+
+def test_snapshot_lists_what_waits_in_the_order_of_its_turn(core: MakeWorld) -> None:
+    world = core(gpus=1)
+    first = world.fresh(ONE)
+    plain, low, high = (world.fresh(ONE, priority=each) for each in (0, -5, 5))
+    half, follows = world.fresh(ask(gpus=0.5)), world.fresh(ONE, needs=[first])
+    waiting = [each.id for each in snapshot(world.scheduler, world.now).waiting]
+    assert waiting == [high, plain, half, low, follows]
 
 
 @pytest.mark.parametrize("options", [Options(), ActorOptions()])

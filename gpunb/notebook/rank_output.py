@@ -102,7 +102,7 @@ class Folds:
         again, fold.was_shown, fold.is_shown = fold.was_shown, True, True
         if not self._live:
             return "text", "stdout", {"text": f"{line}\n"}
-        text = html.escape(escaped(COLOUR.sub("", fold.text), LAYOUT))
+        text = html.escape(escaped(_as_on_screen(COLOUR.sub("", fold.text)), LAYOUT))
         body = f"<details><summary>{line}</summary><pre>{text}</pre></details>"
         bundle = {"text/plain": line, "text/html": body}
         kind = "update_display_data" if again else "display_data"
@@ -116,10 +116,20 @@ class Folds:
         text: str = content["text"]
         pieces, key = text.splitlines(keepends=True), (rank, stream)
         for at, piece in enumerate(pieces):
+            if piece == "\r":  # a bar that is drawn again: its line gets the rank
+                self._within_line.discard(key)
+                continue
             if key not in self._within_line:
                 pieces[at] = f"[{rank}] {piece}"
-            (self._within_line.discard if piece.endswith("\n") else self._within_line.add)(key)
+            ended = piece.endswith(("\n", "\r"))
+            (self._within_line.discard if ended else self._within_line.add)(key)
         return kind, stream, {"text": "".join(pieces)}
+
+
+def _as_on_screen(text: str) -> str:
+    """Return text as a terminal shows it: what comes after ``\\r`` replaces the line before."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
 
 
 def of_rank(log: Iterable[Item], rank: int) -> Iterator[Item]:

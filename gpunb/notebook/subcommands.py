@@ -147,7 +147,12 @@ class Subcommands:
         rest, rank = _rank(rest)
         names = rest[:1] if len(rest) < 3 else []
         log = self._log(_one(names, "as in %gpu logs 7, and a file if it should go into one"))
-        shown: Iterable[Item] = log if rank is None else of_rank(log, rank)
+        shown: Iterable[Item] = log
+        if rank is not None:
+            shown = list(of_rank(log, rank))
+            if not shown:
+                sys.stdout.write(f"rank {rank} of #{names[0]} has shown nothing\n")
+                return
         if len(rest) == 1:
             replay(self._shell, shown)
             return

@@ -7,6 +7,7 @@ file beside it, which the system unlocks when the kernel ends.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -257,8 +258,9 @@ def _locked(path: Path) -> Any:
         raise
     lock.truncate(0)
     where = f" ({name})" if (name := notebook()) else ""
-    lock.write(f"process {os.getpid()}{where}, since {time.strftime('%F %T')}")
-    lock.flush()
+    holder = f"process {os.getpid()}{where}, since {time.strftime('%F %T')}"
+    with contextlib.suppress(OSError):  # on a full disk the sweep's file has the better error
+        os.write(lock.fileno(), holder.encode())
     return lock
 
 

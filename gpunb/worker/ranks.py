@@ -6,6 +6,7 @@ processes are ended, so that none waits for ever in a collective operation for a
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,13 +22,28 @@ from gpunb.protocol.ranks import RESULTS, RankOfCell, Ranks, code_for_rank, of_c
 from gpunb.scheduler.tasks import ActorId
 from gpunb.worker.cell.cell_types import CellResult
 from gpunb.worker.rank_setup import CHOSEN, Placed, place_ranks
+from gpunb.worker.streams import flush
 
 PORTS = 3
 """Ports that are tried, if another process takes the port before rank 0 does."""
 
+_NEW_PORT = (
+    "end the session with %gpu stop NAME, and the next cell has other ports; or choose a free one "
+    "with the variable MASTER_PORT, as in --env MASTER_PORT=29500"
+)
+
 Retryable: TypeAlias = Callable[[BaseException, bytes | bool], bool]
 
 _TAKEN = (b"EADDRINUSE", b"ddress already in use")
+"""Texts of errors for a port that another process has."""
+
+_WAITED = (
+    b"clients joined",
+    b"wait timeout after",
+    b"while trying to connect to",
+    b"DEADLINE_EXCEEDED",
+)
+"""Texts of errors of PyTorch and JAX for ranks that have not come to the port of rank 0 in time."""
 
 
 class RankHost:
@@ -185,17 +201,23 @@ class _Attempt:
             running -= over
             self._failure = self._first_failure(over)
             self._late = [] if over else sorted(running)
-        if self._late:
-            self._apart = self._not_joined()
+        if self._late or self._failed_with(_WAITED):
+            self._apart = self._not_joined(sorted(running))
         self._end(running)
 
-    def _not_joined(self) -> list[int]:
-        """Return the late ranks that are not at the ports, if other ranks are there."""
-        jobs = [self._remote.ask("job", self._refs[rank][0].id[0]) or {} for rank in self._late]
-        pids = {rank: job.get("pid") for rank, job in zip(self._late, jobs, strict=True)}
+    def _not_joined(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of these ranks that are not at the ports."""
+        jobs = [self._remote.ask("job", self._refs[rank][0].id[0]) or {} for rank in ranks]
+        pids = {rank: job.get("pid") for rank, job in zip(ranks, jobs, strict=True)}
         at = self._placed.is_at_ports if self._placed is not None else None
-        apart = [rank for rank, pid in pids.items() if at is not None and pid and not at(pid)]
-        return apart if len(apart) < len(self._late) else []
+        return [rank for rank, pid in pids.items() if at is not None and pid and not at(pid)]
+
+    def _failed_with(self, texts: Iterable[bytes]) -> bool:
+        """Whether the error of the rank that failed has one of these texts."""
+        if self._failure is None:
+            return False
+        stream = serialize.inlined(self._failure.payload).stream
+        return any(each in stream for each in texts)
 
     def _end(self, running: Iterable[int]) -> None:
         """Interrupt these ranks, and end the processes of those that do not stop."""
@@ -243,13 +265,16 @@ class _Attempt:
 
     def lost_port(self) -> int | None:
         """Return the port that another process took before rank 0; None if none did."""
-        failure, placed = self._failure, self._placed
-        if failure is None or placed is None or self._stop or self._host is not None:
+        chosen = dict(self._call.spec.environment)
+        if self._stop or self._host is not None or CHOSEN & chosen.keys():
             return None
-        text, chosen = serialize.inlined(failure.payload).stream, dict(self._call.spec.environment)
-        if CHOSEN & chosen.keys() or not any(each in text for each in _TAKEN):
+        return self._taken_port()
+
+    def _taken_port(self) -> int | None:
+        """Return the port that another process has, if a rank failed for that."""
+        if self._placed is None or not self._failed_with(_TAKEN):
             return None
-        return next(filter(placed.is_taken, placed.ports), None)
+        return next(filter(self._placed.is_taken, self._placed.ports), None)
 
     def may_retry(self, retryable: Retryable) -> bool:
         """Whether the call may run again after this failure."""
@@ -281,9 +306,23 @@ class _Attempt:
         if self._failure is not None and self._failure.is_crash:
             raise ExitActor(f"{self._names([self._failure.rank])}: {self._failure.error()}")
         if self._killed:
-            raise ExitActor(
-                f"{self._names(self._killed)} did not stop within {self._ranks.grace:g} s"
-            )
+            late = f"{self._names(self._killed)} did not stop within {self._ranks.grace:g} s"
+            raise ExitActor(f"{late}{self._why_ended()}")
+
+    def _why_ended(self) -> str:
+        """Return in words why the ranks were interrupted, and show the error that was the reason;
+        empty if the user stopped them."""
+        failure = self._failure
+        if self._stop is not None:
+            return ""
+        if self._late:
+            return f" after the end of their time: {self._text_of_late()}"
+        if failure is None or failure.shown is None:
+            return ""
+        sys.stderr.write("\n".join(failure.shown["traceback"]) + "\n")
+        flush()
+        error = f"{failure.shown['ename']}: {failure.shown['evalue']}"
+        return f" after {self._names([failure.rank])} had failed: {error}"
 
     def _result_of_cell(self, label: str) -> Payload:
         """Return the result of the first rank that ran the cell, with the failure of the cell and
@@ -309,7 +348,7 @@ class _Attempt:
         if failure is not None and failure.shown is not None:
             lines = failure.shown["traceback"]
             if failure.raised:
-                lines = [*lines, f"raised in {self._names([failure.rank])}; the others were ended"]
+                lines = [*lines, self._text_of_failure(failure)]
             self._remote.show("failed", {**failure.shown, "traceback": lines})
             result = replace(result, failure=failure.payload, traceback=tuple(lines))
         payload = serialize.dumps((result, {}), what="names of the cell", way="home")
@@ -318,6 +357,16 @@ class _Attempt:
         if self._host is not None:
             self._host.results = inner
         return payload
+
+    def _text_of_failure(self, failure: _Failure) -> str:
+        """Return the last line of the traceback of a rank's error."""
+        ended = "ended" if self._host is None else "interrupted"
+        text = f"raised in {self._names([failure.rank])}; the others were {ended}"
+        if self._apart:
+            text += f"; {self._names(self._apart)} had not joined the others at MASTER_PORT"
+        if (port := self._taken_port()) is not None:
+            text += f"; another process has port {port}: {_NEW_PORT}"
+        return text
 
     def _failure_of_late(self, label: str) -> _Failure:
         """Return the end of the time limit as the failure of a cell."""
@@ -330,8 +379,10 @@ class _Attempt:
         spec = self._call.spec
         limit = f"{spec.name} ran longer than its timeout of {spec.timeout or 0:g} s"
         late = f"{limit} and was stopped: {self._names(self._late)} had not finished"
+        if len(self._apart) == len(self._late) and 0 in self._apart:
+            return f"{late}, and rank 0 had not opened MASTER_PORT"
         apart = f", and {self._names(self._apart)} had not joined the others at MASTER_PORT"
-        return late + apart if self._apart else late
+        return late + apart if 0 < len(self._apart) < len(self._late) else late
 
     def _names(self, ranks: Sequence[int]) -> str:
         """Return some ranks in words, such as "ranks 1, 3 of 4"."""

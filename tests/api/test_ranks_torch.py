@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 import gpunb
 from tests import needs
 from tests.sessions import assert_idle, session
@@ -90,7 +88,6 @@ def test_the_weights_on_the_digits_are_those_of_one_process_with_the_whole_batch
         assert_idle()
 
 
-@pytest.mark.skipif(os.environ.get("GPUNB_SLOW_TESTS") != "1", reason="GPUNB_SLOW_TESTS is not 1")
 def test_a_model_in_parts_comes_back_from_a_checkpoint(by_value: None, tmp_path: Path) -> None:
     needs.pytorch()
     with session(num_gpus=2, num_cpus=2, preload=[*IMPORTS, "torch.distributed.fsdp"]):

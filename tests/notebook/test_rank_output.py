@@ -66,3 +66,18 @@ def test_the_log_of_a_rank_has_its_items_alone() -> None:
     assert list(of_rank(log, 2)) == [own]
     assert list(of_rank(log, 3)) == [("text", "stdout", {"text": "other\n"})]
     assert not list(of_rank(log, 0))
+
+
+def test_text_behind_a_line_is_what_a_terminal_would_show() -> None:
+    folds = Folds(none, live=True)
+    folds.take(marked(1, "\r 0/3\r 1/3\r 3/3\nend\r\n"))
+    (item,) = folds.rest()
+    assert "<pre> 3/3\nend\n</pre>" in item[2]["data"]["text/html"]
+
+
+def test_a_bar_that_is_drawn_again_has_its_rank_each_time() -> None:
+    folds = Folds({0, 1}.__contains__, live=True)
+    pieces = [
+        folds.take(marked(1, text))[0][2]["text"] for text in ("\r0/2", "\r1/2", "\r2/2\n", "x")
+    ]
+    assert "".join(pieces) == "\r[1] 0/2\r[1] 1/2\r[1] 2/2\n[1] x"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.notebook.kernels import Kernel, plain
 from tests.sessions import alive, eventually
 
@@ -116,7 +117,8 @@ def test_a_time_limit_of_a_cell_counts_for_all_ranks_and_retries_run_all_again(
 ) -> None:
     late = notebook("%%gpu 1 --ranks 2 --timeout 0.3\nthreading.Event().wait()")
     assert late.ename == "TimeoutError"
-    assert re.search(r"timeout of 0\.3 s.*ranks 0, 1 of 2 had not finished", late.evalue)
+    text = "ranks 0, 1 of 2 had not finished, and rank 0 had not opened MASTER_PORT"
+    assert re.search(rf"timeout of 0\.3 s.*{text}", late.evalue)
     code = (
         "%%gpu 1 --ranks 2 --retries 1 --gather again\n"
         f"again = os.path.exists('{tmp_path}/once')\n"
@@ -185,6 +187,91 @@ def test_a_session_ends_with_one_of_its_ranks(notebook: Kernel) -> None:
     assert "the session 'ddp' is gone" in failed.evalue
     assert re.search(r"rank 1 of 2.*SIGKILL", failed.evalue)
     eventually(lambda: not any(map(alive, pids)), "both processes are gone")
+
+
+def test_an_error_in_a_session_keeps_its_ranks(notebook: Kernel) -> None:
+    notebook.ok("%%gpu 1 -s ddp --ranks 2 --gather pids\npids = os.getpid()")
+    pids = notebook.value("pids")
+    failed = notebook(
+        "%%gpu -s ddp\nif rank(): raise ValueError('no such batch')\nthreading.Event().wait()"
+    )
+    assert (failed.ename, failed.evalue) == ("ValueError", "no such batch")
+    last = plain(failed.traceback).splitlines()[-1]
+    assert last == "raised in rank 1 of 2; the others were interrupted"
+    notebook.ok("%%gpu -s ddp --gather again\nagain = os.getpid()")
+    assert notebook.value("again") == pids
+    notebook.ok("%gpu stop ddp")
+    eventually(lambda: not any(map(alive, pids)), "its processes are gone")
+
+
+DEAF = (
+    "def deaf():\n"
+    "    while True:\n"
+    "        try: threading.Event().wait()\n"
+    "        except KeyboardInterrupt: pass\n"
+)
+"""A function that nothing but the end of its process stops."""
+
+
+def test_an_error_is_shown_when_a_session_ends_with_ranks_that_do_not_stop(
+    notebook: Kernel,
+) -> None:
+    notebook.ok(f"%%gpu 1 -s ddp --ranks 2\n{DEAF}")
+    failed = notebook("%%gpu -s ddp\nif rank(): raise ValueError('no such batch')\ndeaf()")
+    assert failed.ename == "ActorDiedError"
+    assert re.search(
+        r"rank 0 of 2 did not stop within [\d.]+ s after rank 1 of 2 had failed: "
+        r"ValueError: no such batch",
+        failed.evalue,
+    )
+    assert re.search(r"Cell In\[\d+\], line 2", plain(failed.stderr))
+    late = notebook(f"%%gpu 1 -s ddp --ranks 2 --timeout 0.3\n{DEAF}deaf()")
+    assert late.ename == "ActorDiedError"
+    assert re.search(
+        r"ranks 0, 1 of 2 did not stop within [\d.]+ s after the end of their time: .* 0\.3 s",
+        late.evalue,
+    )
+
+
+def test_a_session_says_when_another_process_has_its_port(notebook: Kernel) -> None:
+    notebook.ok("import socket")
+    notebook.ok(
+        "%%gpu 1 -s ddp --ranks 2 --gather port\nport = int(os.environ['MASTER_PORT'])\n"
+        "meet = lambda: socket.create_server(('127.0.0.1', port))"
+    )
+    notebook.ok("taken = socket.create_server(('127.0.0.1', port[0]))")
+    failed = notebook("%%gpu -s ddp\nif rank() == 0: meet()")
+    notebook.ok("taken.close()")
+    assert failed.ename == "OSError"
+    last = plain(failed.traceback).splitlines()[-1]
+    assert re.search(r"another process has port \d+: end the session with %gpu stop", last)
+    notebook.ok("%gpu stop ddp")
+
+
+def test_a_session_keeps_its_process_group_and_its_model(notebook: Kernel) -> None:
+    needs.pytorch()
+    notebook.ok(
+        "%%gpu 1 -s ddp --ranks 2\nimport torch\ntorch.set_num_threads(1)\n"
+        "torch.distributed.init_process_group('gloo')\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))"
+    )
+    notebook.ok(
+        "%%gpu -s ddp --gather gradient\nmodel(torch.full((1, 2), rank() + 1.)).sum().backward()\n"
+        "gradient = model.module.weight.grad.tolist()"
+    )
+    assert notebook.value("gradient") == [[[1.5, 1.5]]] * 2
+    notebook.ok("%gpu stop ddp")
+
+
+def test_a_rank_that_does_not_join_in_the_time_of_pytorch_is_named(notebook: Kernel) -> None:
+    needs.pytorch()
+    failed = notebook(
+        "%%gpu 0.5 --ranks 3\nimport datetime, torch\nif rank() == 1: threading.Event().wait()\n"
+        "time = datetime.timedelta(seconds=6)\n"
+        "torch.distributed.init_process_group('gloo', timeout=time)"
+    )
+    last = plain(failed.traceback).splitlines()[-1]
+    assert last.endswith("; rank 1 of 3 had not joined the others at MASTER_PORT"), last
 
 
 def test_a_background_cell_has_ranks(notebook: Kernel) -> None:

@@ -140,6 +140,12 @@ class XlaRuntimeError(RuntimeError):
 
 
 OutOfMemoryError.__module__ = "torch"
+OfCuPy = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy.cuda.memory"})
+OfTensorFlow = type(
+    "ResourceExhaustedError",
+    (Exception,),
+    {"__module__": "tensorflow.python.framework.errors_impl"},
+)
 
 
 def caused(error: BaseException) -> ValueError:
@@ -155,7 +161,11 @@ SHORT = [
     RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
     XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes"),
     MemoryError("std::bad_alloc: out_of_memory: CUDA error at: cuda_memory_resource.hpp"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    OfCuPy("Out of memory allocating 1,024 bytes"),
+    OfTensorFlow("OOM when allocating tensor with shape[8]"),
     caused(RuntimeError("HIP out of memory")),
+    ExceptionGroup("two", [ValueError("no"), RuntimeError("CUDA out of memory")]),
 ]
 OTHERS = [
     ValueError("CUDA out of memory"),

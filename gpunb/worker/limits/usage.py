@@ -167,6 +167,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(each))
         yield each
         todo += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions
 
 
 def _is_short(error: BaseException) -> bool:
@@ -201,4 +203,6 @@ _TEXTS = (
     "RESOURCE_EXHAUSTED",
     "out_of_memory: CUDA error",
     "Maximum pool size exceeded",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
 )

@@ -12,7 +12,7 @@ from gpunb.api import init_options, ray_arguments
 from gpunb.exceptions import GpunbError
 from gpunb.protocol import backend
 from gpunb.scheduler.explain import cpus_text, describe
-from gpunb.scheduler.markup import LAYOUT, as_html, as_text, escaped
+from gpunb.scheduler.markup import LAYOUT, Bar, as_html, as_text, escaped
 from gpunb.scheduler.resources import UNIT, Device, Machine, size_text
 from gpunb.system.signals import UNDIVIDED, watch_destructors
 
@@ -90,15 +90,25 @@ class Session:
         return f"<gpunb session: {as_text(describe(self.devices))}; {cpus}>{notes}"
 
     def _repr_html_(self) -> str:
+        bars = self._bars()
         rows = "".join(
             f"<tr><td>{as_html(f'{each.resource} {each.id}')}</td>"
             f"<td>{as_html(_name(each))}</td>"
-            f"<td>{size_text(each.memory) if each.memory else ''}</td></tr>"
+            f"<td>{size_text(each.memory) if each.memory else ''}</td>"
+            f"<td>{as_html(bars.get((each.resource, each.id), ''))}</td></tr>"
             for each in self.devices
         )
         notes = "".join(f"<div><small>{as_html(note)}</small></div>" for note in self.notes)
         head = f"<b>gpunb</b> {as_html(describe(self.devices))}; {cpus_text(self._machine.cpus)}"
         return f"<div>{head}<table>{rows}</table>{notes}</div>"
+
+    def _bars(self) -> dict[tuple[str, int | str], Bar]:
+        """Return the parts of the devices that are in use now; none after the session's end."""
+        try:
+            devices = backend.current().ask("status")["devices"] if is_initialized() else ()
+        except GpunbError:
+            return {}
+        return {(each["resource"], each["id"]): Bar.of(each) for each in devices}
 
 
 def _name(device: Device) -> str:

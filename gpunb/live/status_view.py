@@ -16,8 +16,6 @@ _STYLE = """
 .gpunb-status table {border-collapse: collapse; margin: .3em 0}
 .gpunb-status.gpunb-status table td, .gpunb-status.gpunb-status table th {
   padding: .1em .7em .1em 0; text-align: left}
-.gpunb-status .bar {display: inline-block; width: 8em; height: .8em; border: 1px solid #8888;
-  background: linear-gradient(#5a9 0 0) no-repeat; vertical-align: middle}
 .gpunb-status .why {opacity: .75}
 </style>
 """
@@ -96,9 +94,7 @@ def _device(device: Mapping[str, Any], names: Mapping[int, str], plain: bool) ->
     )
     holders = "; ".join(each for each in (holders, _others(device)) if each)
     kind = device["type"] or ("logical" if device["logical"] else device["name"])
-    shares = [(share, task) for task, share in device["held"]]
-    shares += [(each["share"], None) for each in device["others"] if each["share"]]
-    return [title, kind, _memory(device), Bar(1.0 - device["free"], tuple(shares)), holders]
+    return [title, kind, _memory(device), Bar.of(device), holders]
 
 
 def _memory(device: Mapping[str, Any]) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 # Besides cursor movements and line ends: characters that change the direction of the text after
 # them, and surrogates (from file names that are no UTF-8), which cannot be sent to a terminal.
@@ -30,9 +32,21 @@ class Bar:
     used: float
     holders: tuple[tuple[float, int | None], ...] = ()
 
+    @classmethod
+    def of(cls, device: Mapping[str, Any]) -> Bar:
+        """Return the bar of a device in a snapshot."""
+        holders = [(share, task) for task, share in device["held"]]
+        holders += [(each["share"], None) for each in device["others"] if each["share"]]
+        return cls(1.0 - device["free"], tuple(holders))
+
     def __str__(self) -> str:
         return f"{self.used:.4f}".rstrip("0").rstrip(".")
 
+
+_FRAME = (
+    "display: inline-block; vertical-align: middle; width: 8em; height: .8em; "
+    "border: 1px solid #8888"
+)
 
 Piece = str | Bar
 """Content of a table's cell."""
@@ -61,14 +75,14 @@ def as_html(piece: Piece) -> str:
     return (
         f'<span class="bar" role="meter" aria-label="share in use" aria-valuemin="0" '
         f'aria-valuemax="1" aria-valuenow="{piece.used:.4f}" '
-        f'style="{_drawn(piece)}"></span> {piece}'
+        f'style="{_FRAME}; {_drawn(piece)}"></span> {piece}'
     )
 
 
 def _drawn(bar: Bar) -> str:
     """The background of a bar: a piece in its colour for each holder."""
     if not bar.holders:
-        return f"background-size: {100 * bar.used:.0f}% 100%"
+        return f"background: linear-gradient(#5a9 0 0) 0 / {100 * bar.used:.0f}% 100% no-repeat"
     stops, end = [], 0.0
     for share, number in bar.holders:
         begin, end = end, end + 100 * share

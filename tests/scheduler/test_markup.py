@@ -55,7 +55,7 @@ def test_a_bar_is_drawn_in_a_page_and_a_number_on_a_terminal() -> None:
     assert as_html(Bar(0.5)).startswith('<span class="bar" role="meter"')
     held = Bar(0.75, ((0.5, 7), (0.25, None)))
     stops = "#d55e00 0% 50%, #888 50% 75%, transparent 0"
-    assert f'style="background: linear-gradient(90deg, {stops})"></span> 0.75' in as_html(held)
-    assert 'aria-valuenow="0.5000" style="background-size: 50% 100%"></span> 0.5' in as_html(
-        Bar(0.5)
-    )
+    assert f'background: linear-gradient(90deg, {stops})"></span> 0.75' in as_html(held)
+    half = as_html(Bar(0.5))
+    assert 'aria-valuenow="0.5000"' in half
+    assert 'background: linear-gradient(#5a9 0 0) 0 / 50% 100% no-repeat"></span> 0.5' in half

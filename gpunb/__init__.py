@@ -106,7 +106,19 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"gpunb.{module}"), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'gpunb' has no attribute {name!r}")
+    raise importlib.import_module("gpunb.instead").missing("gpunb", name)
+
+
+class _LastFinder:
+    """The last finder of modules: says of a module that only Ray has what to use instead."""
+
+    @staticmethod
+    def find_spec(name: str, _path: object = None, _target: object = None) -> None:
+        if name.startswith("gpunb."):
+            importlib.import_module("gpunb.instead").check_module(name)
+
+
+sys.meta_path.append(_LastFinder)
 
 
 def __dir__() -> list[str]:

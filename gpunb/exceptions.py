@@ -26,7 +26,9 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpunb.instead import missing
 
 __all__ = [
     "ActorAlreadyExistsError",
@@ -247,6 +249,12 @@ RayError = GpunbError
 RayTaskError = TaskError
 RayActorError = ActorError
 ObjectStoreFullError = OutOfMemoryError
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing(__name__, name)
 
 
 def because(traceback: str, error: TaskError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from gpunb.api.actor_class import RemoteClass
 from gpunb.api.actor_handle import ActorHandle, current_actor, get_actor, kill
@@ -20,6 +20,7 @@ from gpunb.api.session import Session, init, is_initialized, shutdown
 from gpunb.api.timeline import Timeline
 from gpunb.data import serialize
 from gpunb.exceptions import TaskError, as_raised
+from gpunb.instead import missing
 from gpunb.protocol import backend
 from gpunb.protocol.backend import STREAM
 from gpunb.scheduler.option_values import check_switches
@@ -281,6 +282,11 @@ class RuntimeContext:
         if task is not None:
             held = backend.current().ask("assigned", task)
         return held
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing("gpunb.get_runtime_context()", name)
 
     def __repr__(self) -> str:
         task = f"task #{self._context.task}" if self._context.task else "the kernel"

@@ -12,9 +12,9 @@ from gpunb.protocol import backend
 from gpunb.scheduler.option_values import check_namespace, environment_of
 
 WITHOUT_MEANING = frozenset(
-    """configure_logging dashboard_host dashboard_port enable_resource_isolation include_dashboard
-    labels log_to_driver logging_config logging_format logging_level system_reserved_cpu
-    system_reserved_memory""".split()
+    """cgroup_path configure_logging dashboard_host dashboard_port enable_resource_isolation
+    include_dashboard labels log_to_driver logging_config logging_format logging_level
+    proxy_server_url system_reserved_cpu system_reserved_memory""".split()
 )
 """Arguments of Ray's `init` that have no effect; neither have those that begin with "_"."""
 

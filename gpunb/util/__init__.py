@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import gpunb.api  # noqa: F401 - the first call may start a session
 from gpunb.data import serialize
+from gpunb.instead import missing
 from gpunb.protocol import backend
 from gpunb.util.placement_group import (
     get_current_placement_group,
@@ -55,28 +56,13 @@ __all__ = [
     "state",
 ]
 
-INSTEAD = {
-    "collective": "torch.distributed in actors, or the tasks' results",
-    "metrics": "gpunb.status() and gpunb.timeline()",
-    "iter": "gpunb.util.ActorPool",
-    "dask": "gpunb.Executor as Dask's scheduler",
-    "spark": "Ray itself",
-    "rpdb": "breakpoint() in a GPU cell",
-    "tracing": "gpunb.timeline()",
-}
-"""Replacements for parts of ``ray.util`` that gpunb does not have."""
-
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"gpunb.util.{name}")
     if name == "ActorPool":
         return importlib.import_module("gpunb.util.actor_pool").ActorPool
-    instead = f": use {INSTEAD[name]}" if name in INSTEAD else ""
-    raise AttributeError(
-        f"module 'gpunb.util' has no attribute {name!r}{instead} (of what ray.util has, there is "
-        f"{', '.join(__all__)})"
-    )
+    raise missing(__name__, name, f" (of what ray.util has, there is {', '.join(__all__)})")
 
 
 def __dir__() -> list[str]:

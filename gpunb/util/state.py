@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gpunb.instead import missing
 from gpunb.protocol import backend
 
 Filter = tuple[str, str, Any]
@@ -64,3 +65,9 @@ def _filtered(
             raise ValueError(f"{sign!r} is no comparison: use '=' or '!='")
         chosen = [each for each in chosen if _TESTS[sign](each.get(key), value)]
     return chosen[:limit]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing(__name__, name)

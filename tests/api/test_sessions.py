@@ -44,7 +44,7 @@ def test_a_session_starts_and_ends(start):
     assert started.resources == {"CPU": 3.0, "GPU": 2.0, "licence": 2.0}
     assert "2 x logical GPU; 3 CPUs" in repr(started)
     assert "logical" in "".join(started.notes)
-    assert "<table>" in started._repr_html_()
+    assert started._repr_html_().count('role="meter"') == 2
     with pytest.raises(RuntimeError, match="already"):
         gpunb.init()
     assert gpunb.init(ignore_reinit_error=True) is started
@@ -266,6 +266,9 @@ def test_arguments_of_ray_that_mean_nothing_are_one_note(start):
     started = start(log_to_driver=False, include_dashboard=False, _system_config={"a": 1})
     (note,) = [each for each in started.notes if "log_to_driver" in each]
     assert note.startswith("log_to_driver, include_dashboard, _system_config: taken as programs")
+    gpunb.shutdown()
+    started = start(cgroup_path="/sys/fs/cgroup", proxy_server_url=None)
+    assert any(each.startswith("cgroup_path, proxy_server_url: taken") for each in started.notes)
     gpunb.shutdown()
     started = start(local_mode=False, job_config=None)
     assert not any("programs" in each for each in started.notes)

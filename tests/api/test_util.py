@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import importlib
+import importlib.util
 import io
 import multiprocessing
 import os
+import re
 import threading
 import time
 
@@ -14,6 +17,7 @@ import pytest
 
 import gpunb
 from gpunb.exceptions import TaskCancelledError
+from gpunb.instead import INSTEAD
 from gpunb.util import ActorPool, inspect_serializability, list_named_actors, state
 from gpunb.util.multiprocessing import Pool
 from gpunb.util.queue import Empty, Full, Queue
@@ -357,6 +361,54 @@ def test_import_of_a_strategy_that_only_ray_has_says_what_to_do():
     assert not hasattr(found, "__wrapped__")
 
 
-def test_what_is_not_there_says_what_to_use():
-    with pytest.raises(AttributeError, match=r"use gpunb.status\(\)"):
-        gpunb.util.metrics  # noqa: B018
+@pytest.mark.parametrize(
+    ("code", "kind", "use"),
+    [
+        ("gpunb.util.metrics", AttributeError, "gpunb.status() and"),
+        ("from gpunb.util import metrics", ImportError, "gpunb.status() and"),
+        ("from gpunb.util.metrics import Counter", ModuleNotFoundError, "gpunb.status() and"),
+        ("import gpunb.util.collective", ModuleNotFoundError, "torch.distributed"),
+        ("import gpunb.train", ModuleNotFoundError, "%%gpu --ranks"),
+        ("from gpunb import train", ImportError, "%%gpu --ranks"),
+        ("gpunb.train.report", AttributeError, "%%gpu --ranks"),
+        ("gpunb.tune", AttributeError, "gpunb.sweep"),
+        ("gpunb.serve", AttributeError, "an actor, or Ray itself"),
+        ("gpunb.get_tpu_ids()", AttributeError, "gpunb.get_runtime_context().get_accelerator_ids"),
+        ("gpunb.show_in_dashboard('x')", AttributeError, "gpunb.monitor()"),
+        ("gpunb.exceptions.NodeDiedError", AttributeError, "WorkerCrashedError"),
+        ("from gpunb.exceptions import NodeDiedError", ImportError, "WorkerCrashedError"),
+        ("gpunb.util.state.list_nodes()", AttributeError, "gpunb.nodes()"),
+        ("from gpunb.util.state import get_task", ImportError, "list_tasks(filters="),
+        ("from gpunb.util.state import summarize_tasks", ImportError, "gpunb.status()"),
+        ("gpunb.get_runtime_context().job_id", AttributeError, "get_job_id()"),
+        (
+            "gpunb.get_runtime_context().get_placement_group_id()",
+            AttributeError,
+            "gpunb.util.get_current_placement_group()",
+        ),
+    ],
+)
+def test_what_is_not_there_says_what_to_use(code, kind, use):
+    with pytest.raises(kind, match=re.escape(f": use {use}")) as caught:
+        exec(code, {"gpunb": gpunb})
+    assert type(caught.value) is kind
+
+
+def test_each_name_that_is_to_be_used_is_there():
+    names = {"gpunb": gpunb}
+    for place, instead in INSTEAD.items():
+        found = eval(place, names)
+        for name, use in instead.items():
+            assert not hasattr(found, name), (place, name)
+            for each in re.findall(r"\bgpunb(?:\.\w+)+", use):
+                assert eval(each, names), each
+            member = re.match(r"(\w+)(?:$|\()", use)
+            assert not member or hasattr(found, member[1]) or hasattr(builtins, member[1]), use
+
+
+def test_a_name_that_is_not_known_is_a_plain_error():
+    with pytest.raises(AttributeError, match=r"'gpunb\.exceptions' has no attribute 'Other'$"):
+        gpunb.exceptions.Other  # noqa: B018
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'gpunb\.other'$"):
+        importlib.import_module("gpunb.other")
+    assert importlib.util.find_spec("gpunb.other") is None

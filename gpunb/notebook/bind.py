@@ -80,6 +80,8 @@ def bind_result(
     left_behind += _add_known(values, result, shipment.objects)
     last = values.pop(LAST, None)
     unbound = _bind(shell, values, result, shipment)
+    if shell.shows and figures.inline():
+        figures.expect(shell.ip)
     if shipment.since is None:  # else the notebook may have changed them itself meanwhile
         left_behind.extend(bring_home(attributes, shipment.objects))
         libraries = dict(result.libraries)

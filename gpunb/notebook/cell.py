@@ -192,13 +192,10 @@ def _failure(
             return dressed(KeyboardInterrupt(text), [f"KeyboardInterrupt: {text}"])
         if host is None or isinstance(error, TaskCancelledError):
             return short(error)
-        reason = str(error).partition(" is gone: ")[2] or str(error)
-        return short(
-            ActorDiedError(
-                f"{name}: {_left(handed)}: {reason}; "
-                f"the next cell with --session {host.name} starts it anew"
-            )
-        )
+        text = _named(handed.shell, str(error))
+        reason = text.partition(" is gone: ")[2] or text
+        anew = f"the next cell with --session {host.name} starts it anew"
+        return short(ActorDiedError(_with(f"{name}: {_left(handed)}: {reason}", anew)))
     except TaskError as error:
         if isinstance(error.cause, TimeoutError):
             return short(TimeoutError(_with(str(error.cause), _left(handed))))

@@ -55,18 +55,40 @@ def test_an_error_is_raised_after_the_names_are_bound(shell: Any) -> None:
     assert "gpunb/" not in text
 
 
-def test_a_segmentation_fault_names_the_line(shell: Any) -> None:
+@pytest.mark.parametrize(
+    ("options", "rest"),
+    [
+        ("", "its share of GPU 0 is free again"),
+        ("--session crashing", "the next cell with --session crashing starts it anew"),
+    ],
+)
+def test_a_segmentation_fault_names_the_line(shell: Any, options: str, rest: str) -> None:
     code = "import ctypes, sys\nprint('first', file=sys.stderr)\ndef f(): ctypes.string_at(0)\nf()"
     number = shell.execution_count
-    result, _ = run(shell, f"%%gpu\n{code}")
+    result, _ = run(shell, f"%%gpu {options}\n{code}")
     (text,) = notebook_cell.lines_of(result.error_in_exec)
-    assert "was killed by SIGSEGV" in text
-    first, fatal, *stack = text.partition("standard error were:\n")[2].splitlines()
+    error, _, last = text.partition("\nThe last lines of its standard error were:\n")
+    assert error.endswith(f"was killed by SIGSEGV; {rest}")
+    first, fatal, *stack = last.splitlines()
     assert (first, fatal) == ("first", "Fatal Python error: Segmentation fault")
     assert stack[-2:] == [
         f"  Cell In[{number}], line 4 in f",
         f"  Cell In[{number}], line 5 in <module>",
     ]
+
+
+@pytest.mark.parametrize("made", ["f", "Actor.remote().f"])
+def test_a_segmentation_fault_of_a_function_names_file_and_line(shell: Any, made: str) -> None:
+    """The file is the one of the notebook's cell, by its name on this machine."""
+    run(
+        shell,
+        "import ctypes, gpunb\n@gpunb.remote(max_retries=0)\ndef f(): ctypes.string_at(0)\n"
+        "@gpunb.remote\nclass Actor:\n    def f(self): ctypes.string_at(0)\n"
+        f"try: gpunb.get({made}.remote())\n"
+        "except gpunb.exceptions.GpunbError as error: text = str(error)",
+    )
+    line, file = 6 if "Actor" in made else 3, shell.user_ns["f"].__wrapped__.__code__.co_filename
+    assert shell.user_ns["text"].endswith(f'\n  File "{file}", line {line} in f')
 
 
 def test_a_syntax_error_names_its_line(shell: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernels import Kernel
+from tests import needs
+from tests.notebook.kernels import Kernel, kernel
 
 pytestmark = pytest.mark.kernel
 
@@ -60,7 +62,7 @@ def test_a_module_that_only_cells_have_used_is_found_in_its_package(notebook: Ke
 
 
 def test_torch_objects_of_a_notebook_travel(notebook: Kernel) -> None:
-    pytest.importorskip("torch")
+    needs.pytorch()
     notebook.ok("%%gpu 0\nimport torch\nfrom torch import nn")
     x = "x = torch.tensor([[1, 2], [3, 4]], requires_grad=True, dtype=torch.float32)"
     assert notebook.ok(f"%%gpu 0\n{x}").stderr == ""
@@ -83,6 +85,25 @@ def test_torch_objects_of_a_notebook_travel(notebook: Kernel) -> None:
     assert notebook.value("[net(rows).shape[0] for rows, in loader]") == [2, 1]
     assert notebook.value("(doubled.tolist(), Double.apply(doubled).tolist())") == ([2, 2], [4, 4])
     assert notebook.value("isinstance(net, Net)") is True
+
+
+def test_arrays_of_jax_come_home(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    with kernel(tmp_path, JAX_PLATFORMS="cpu") as fresh:
+        made = fresh.ok(
+            "%%gpu 0\nimport jax, jax.numpy as jnp\nx = jnp.arange(6.0).reshape(2, 3)\n"
+            "half = jnp.ones(2, jnp.bfloat16)\nkey = jax.random.key(3)\nold = jax.random.PRNGKey(3)"
+        )
+        assert made.stderr == ""
+        assert fresh.value("[isinstance(x, jax.Array), x.tolist()]") == [
+            True,
+            [[0, 1, 2], [3, 4, 5]],
+        ]
+        assert fresh.value("[str(half.dtype), half.tolist()]") == ["bfloat16", [1, 1]]
+        drawn = fresh.ok("%%gpu 0\n[float(jax.random.uniform(each)) for each in (key, old)]").value
+        assert fresh.ok("[float(jax.random.uniform(each)) for each in (key, old)]").value == drawn
+        expected = "[float(jax.random.uniform(jax.random.key(3)))] * 2"
+        assert fresh.ok(expected).value == drawn
 
 
 def test_an_object_of_the_notebook_stays_the_same_within_a_result(notebook: Kernel) -> None:
@@ -132,6 +153,28 @@ def test_a_figure_can_be_drawn_by_its_canvas_wherever_it_is(notebook: Kernel) ->
     draw = "fig.canvas.draw(); memoryview(fig.canvas.buffer_rgba()).shape"
     assert notebook.ok(f"%%gpu 0\n{draw}").value == "(50, 100, 4)"
     assert notebook.ok(draw).value == "(50, 100, 4)"
+
+
+@pytest.mark.parametrize("first", ["import matplotlib.pyplot as plt", ""])
+def test_a_figure_of_a_cell_is_a_picture_in_a_plain_cell(tmp_path: Path, first: str) -> None:
+    """Also if the notebook itself has not plotted."""
+    with kernel(tmp_path) as fresh:
+        fresh.ok("%%gpu 0\nimport matplotlib.pyplot as plt")
+        assert fresh.value("[m for m in __import__('sys').modules if 'matplotlib' in m]") == []
+        fresh.ok(first)
+        fresh.ok("%%gpu 0.5\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots()")
+        shown = fresh.ok("display(fig)\nfig")
+        assert shown.result is not None
+        assert "image/png" in shown.result
+        assert ["image/png" in each for each in shown.displayed] == [True]
+
+
+def test_a_figure_of_a_cell_is_a_text_where_the_notebook_is_not_inline(tmp_path: Path) -> None:
+    with kernel(tmp_path) as fresh:
+        fresh.ok("import matplotlib\nmatplotlib.use('agg')")
+        fresh.ok("%%gpu 0\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots()")
+        assert [*(fresh.ok("fig").result or ())] == ["text/plain"]
+        assert fresh.value("matplotlib.get_backend()") == "agg"
 
 
 FUSSY = """
@@ -213,7 +256,7 @@ def test_users_of_a_generator_share_the_numbers_that_a_cell_drew(
 
 def test_the_state_of_pytorch_waits_until_it_is_loaded(notebook: Kernel) -> None:
     """It is loaded in the notebook by its first use there."""
-    pytest.importorskip("torch")
+    needs.pytorch()
     notebook.ok(
         "%%gpu 0\nimport torch as t\nt.manual_seed(3); t.set_default_dtype(t.float64)\n"
         "t.set_float32_matmul_precision('high'); t.set_grad_enabled(False); None"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import pickle
 import sys
 from collections.abc import Mapping
@@ -39,9 +40,14 @@ def settings(shell: Any) -> dict[str, Any]:
         return {}
 
 
+def inline() -> bool:
+    """Whether the kernel shows figures inline, unless the notebook chooses another backend."""
+    return os.environ.get("MPLBACKEND", "").endswith("backend_inline")
+
+
 def expect(shell: Any) -> None:
-    """Load the inline backend when the first figure is shown. A figure that came from the notebook
-    has not loaded it, as it was made there."""
+    """Load the inline backend when the first figure is shown. A figure that came from another
+    process has not loaded it, as it was made there."""
 
     def load(_: Any) -> None:
         importlib.import_module("matplotlib_inline.backend_inline")

@@ -172,7 +172,7 @@ def _dress(shell: Shell, cell: Cell) -> None:
     figures.apply(shell, cell.figures)
     # The kernel sets the matplotlib backend for its notebook; IPython's inline backend shows
     # figures at the end of a cell.
-    if os.environ.get("MPLBACKEND", "").endswith("backend_inline"):
+    if figures.inline():
         figures.expect(shell)
         if "matplotlib" in sys.modules:
             import matplotlib.pyplot  # noqa: F401 - registers the flush

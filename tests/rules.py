@@ -1,10 +1,12 @@
-"""``python -m tests.rules``: find tests that go by the clock, which fail on a busy machine.
+"""``python -m tests.rules``: find tests that go by the clock, which fail on a busy machine, and
+tests that no run counts as left out.
 
-Two things are found, also in programs that a test has as strings:
+Three things are found, also in programs that a test has as strings:
 
 - a sleep of a fixed time that is not a step of a ``while`` loop, which waits for something. A sleep
   of 30 s and more is left: it stands for a task that does not end by itself.
 - an assert that compares elapsed seconds with a number.
+- ``importorskip("torch")``: `tests.needs` counts the tests that are left out without PyTorch.
 
 CONTRIBUTING names what to write instead. Where a fixed time is what the test is about, the line
 ends with ``# by the clock:`` and the reason.
@@ -32,6 +34,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 SLEEP = "a fixed sleep: wait for what should happen"
 ELAPSED = "an assert on elapsed seconds: compare the order of events"
+UNCOUNTED = "a skip without PyTorch that is not counted: call needs.pytorch()"
 
 
 def _name(node: ast.expr) -> str:
@@ -113,13 +116,21 @@ def _elapsed_asserts(function: ast.AST) -> Iterator[int]:
                         yield node.lineno
 
 
+def _uncounted_skips(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=func, args=[ast.Constant(value="torch"), *_]):
+                if _name(func) == "importorskip":
+                    yield node.lineno
+
+
 def _excepted(lines: list[str], line: int) -> bool:
     """Whether a reason stands at the end of this line, or of the statement that begins there."""
     return any(EXCEPTION.search(each) for each in lines[line - 1 : line + 1])
 
 
 def problems(source: str) -> list[tuple[int, str]]:
-    """The lines of a module that go by the clock, with what is wrong there."""
+    """The lines of a module that break a rule, with what is wrong there."""
     tree = ast.parse(source)
     lines = source.splitlines()
     elapsed = {
@@ -131,6 +142,7 @@ def problems(source: str) -> list[tuple[int, str]]:
     found = itertools.chain(
         ((line, SLEEP) for line in set(_fixed_sleeps(tree))),
         ((line, ELAPSED) for line in elapsed),
+        ((line, UNCOUNTED) for line in _uncounted_skips(tree)),
     )
     return sorted(each for each in found if not _excepted(lines, each[0]))
 
@@ -144,7 +156,7 @@ def main(folder: Path) -> int:
             print(f"{path}:{line}: {problem}")
             count += 1
     if count:
-        print(f'{count} found. See "Tests that go by the clock" in CONTRIBUTING.')
+        print(f'{count} found. On the clock see "Tests that go by the clock" in CONTRIBUTING.')
     return int(bool(count))
 
 

@@ -1,4 +1,4 @@
-"""The rules that find tests that go by the clock."""
+"""The rules that find tests that go by the clock, or that no run counts as left out."""
 
 from __future__ import annotations
 
@@ -84,3 +84,8 @@ def test_the_command_names_file_and_line(tmp_path, capsys):
     assert f"{tmp_path / 'test_one.py'}:2: a fixed sleep" in capsys.readouterr().out
     (tmp_path / "test_one.py").write_text("import time\n")
     assert rules.main(tmp_path) == 0
+
+
+def test_a_skip_without_pytorch_that_is_not_counted_is_found():
+    assert rules.problems('pytest.importorskip("torch")') == [(1, rules.UNCOUNTED)]
+    assert rules.problems('pytest.importorskip("jax"); needs.pytorch()') == []

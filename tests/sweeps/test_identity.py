@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpunb.sweeps.identity import fingerprint, keys
+from tests import needs
 from tests.sessions import ROOT
 
 CODE = """
@@ -110,7 +111,9 @@ def test_parameters_are_equal_by_their_values_and_in_any_order():
 
 
 def test_a_tensor_counts_by_its_values():
-    torch = pytest.importorskip("torch")
+    needs.pytorch()
+    import torch
+
     values = [{"x": torch.ones(2, dtype=torch.bfloat16)}, {"x": torch.zeros(2)}]
     assert keys("f", values) == keys("f", [{"x": each["x"].clone()} for each in values])
     assert len(set(keys("f", values))) == 2

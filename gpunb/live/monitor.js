@@ -31,10 +31,7 @@ function open({ model, el }) {
       interrupt: (job) => ask({ do: "interrupt", job }),
       kill: (actor) => ask({ do: "kill", actor }),
       stop: (sweep) => ask({ do: "stop", sweep }),
-      logs: async (job) => {
-        const { text, truncated } = await ask({ do: "logs", job });
-        return truncated ? `... the beginning is left out ...\n${text}` : text;
-      },
+      logs: (job, position) => ask({ do: "logs", job, position }),
     },
   });
 
@@ -43,6 +40,7 @@ function open({ model, el }) {
   const look = () => {
     const visible = inside && document.visibilityState === "visible";
     const focus = visible && el.contains(document.activeElement);
+    if (visible && !said) clock.ask();
     if (visible || said) model.send({ do: "visible", from: name, visible, focus });
     said = visible;
   };

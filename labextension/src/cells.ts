@@ -34,7 +34,7 @@ export async function runOnGpu(tracker: INotebookTracker, snapshot: Snapshot): P
     return;
   }
   last = share;
-  cell.model.sharedModel.setSource(withShare(source, share.replace(/\s+/g, '')));
+  cell.model.sharedModel.setSource(withShare(source, share));
   const kernel = panel.sessionContext.session?.kernel;
   // Loading it again does nothing, and prints nothing.
   const load = `get_ipython().extension_manager.load_extension('gpunb')`;
@@ -63,14 +63,17 @@ class ShareQuestion extends Widget implements Dialog.IBodyWidget<string> {
     super();
     this.addClass('gpunb-share');
     const label = document.createElement('label');
-    label.textContent = 'Share of a GPU (0.5), number of GPUs (2), or memory (10GiB)';
+    label.textContent =
+      'Share of a GPU (0.5), number of GPUs (2), memory (10GiB), ' +
+      'or auto for what earlier runs of this cell took';
     this.field.value = share;
     this.field.className = 'jp-mod-styled';
     label.append(this.field);
     const choices = document.createElement('div');
     choices.className = 'gpunb-choices';
     const devices = snapshot.devices ?? [];
-    for (const each of new Set(['0.25', '0.5', '1', String(Math.max(1, devices.length))])) {
+    const all = String(Math.max(1, devices.length));
+    for (const each of new Set(['0.25', '0.5', '1', all, 'auto'])) {
       const button = document.createElement('button');
       button.type = 'button';
       button.textContent = each;

@@ -58,7 +58,7 @@ export class Connection {
   /** Start to listen. */
   open(): void {
     clearTimeout(this.timer);
-    this.clock.reset();
+    this.clock.ask();
     const { WebSocket, wsUrl, token, appendToken } = this.settings;
     const url =
       URLExt.join(wsUrl, 'gpunb/api/changes') +
@@ -114,6 +114,7 @@ export class Connection {
     const { time } = news;
     if (this.clock.jumped()) {
       // The page slept, and so may the news have done on its way: ask for all of it again.
+      this.clock.reset();
       this.close();
       this.open();
     } else {

@@ -21,6 +21,7 @@ import { isSweep } from './merge';
 import { Navigation } from './navigation';
 import { PANEL, Panel } from './panel';
 import { StatusItem } from './status';
+import { showTab } from './tabs';
 import { Toasts, type Wanted } from './toasts';
 import type { Job } from './types';
 import type { Actions } from './view/index.js';
@@ -50,12 +51,8 @@ function activate(
   const connection = new Connection(app.serviceManager.serverSettings);
   const navigation = new Navigation(app, tracker);
   const goTo = (job: Job) => navigation.goTo(job);
-  const openLogs = async (job: Job) => {
-    if (![...app.shell.widgets('main')].some(each => each.id === tabOf(job))) {
-      app.shell.add(logTab(connection, rendermime, job), 'main');
-    }
-    app.shell.activateById(tabOf(job));
-  };
+  const openLogs = async (job: Job) =>
+    showTab(app.shell, tabOf(job), () => logTab(connection, rendermime, job));
   const { baseUrl } = app.serviceManager.serverSettings;
   const memory = remembered(localStorage, baseUrl, () => status.draw());
   const insert = () => void app.commands.execute(INSERT);

@@ -9,19 +9,12 @@ import type { Connection } from './connection';
 import { icon } from './icon';
 import { type Found, matches } from './matches.js';
 import type { Job } from './types';
-import { printable } from './view/index.js';
+import { type Part, plainText, printable } from './view/index.js';
 
 const MIME = 'application/vnd.jupyter.stdout';
 const FOLLOW = 1000; // milliseconds between two questions
 const MOST = 200_000; // characters that are drawn, from the end
 const [FOUND, HERE] = ['gpunb-found', 'gpunb-here'];
-
-interface Part {
-  text: string;
-  state: string | null;
-  truncated: boolean;
-  position: number;
-}
 
 /** A tab with the log of a job. */
 export function logTab(connection: Connection, rendermime: IRenderMimeRegistry, job: Job): MainAreaWidget<LogView> {
@@ -85,7 +78,7 @@ export class LogView extends Widget {
     const copy = new ToolbarButton({
       icon: copyIcon,
       tooltip: 'Copy the output',
-      onClick: () => Clipboard.copyToSystem(this.text)
+      onClick: () => Clipboard.copyToSystem(plainText(this.text))
     });
     const save = new ToolbarButton({
       icon: downloadIcon,

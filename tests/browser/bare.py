@@ -37,8 +37,9 @@ async ([code, snapshot]) => {
     window.view_ = await import(url);
     window.asked = [];
     const note = (name) => async (...what) => { window.asked.push([name, ...what]); };
+    window.said = (job) => ({ text: `the log of ${job}`, position: 1, state: "done" });
     const actions = { cancel: note("cancel"), interrupt: note("interrupt"), kill: note("kill"),
-        stop: note("stop"), goTo: note("goTo"), logs: async (job) => `the log of ${job}` };
+        stop: note("stop"), goTo: note("goTo"), logs: async (...what) => window.said(...what) };
     window.drawn = window.view_.render(document.getElementById("here"), snapshot, { actions });
 }
 """

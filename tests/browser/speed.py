@@ -44,8 +44,11 @@ _TIMES = """
 
 
 def check_updates(page: Any, update: str, turns: list[Any]) -> None:
-    """Updates take no longer than a frame: the fastest of them, or where the machine is slow, in
-    comparison with other work of the same page at the same time.
+    """Check how long an update takes, with its layout, in up to `ROUNDS` rounds of all `turns` but
+    the first. A round is good if its fastest update takes no longer than a frame, or if the median
+    update takes at most 1.6 times as long as other work of the same page just before it. One good
+    round is enough: a machine that is busy with something else must not fail the test. So the usual
+    update may take longer than a frame.
 
     `update` is a function in JavaScript that takes one of `turns`.
     """
@@ -55,7 +58,8 @@ def check_updates(page: Any, update: str, turns: list[Any]) -> None:
         times = page.evaluate(_TIMES.replace("UPDATE", update))[1:]
         best = min(each for _, each in times)
         slower = statistics.median(each / unit for unit, each in times)
-        seen.append(f"{best:.1f} ms at best, {slower:.2f} of the unit")
+        middle = statistics.median(each for _, each in times)
+        seen.append(f"{best:.1f} ms at best, {middle:.1f} usually, {slower:.2f} of the unit")
         if best <= FRAME or slower <= FRAME / UNIT:
             return
     raise AssertionError(f"an update takes longer than {FRAME:g} ms: {seen}")

@@ -133,9 +133,9 @@ def test_a_reload_brings_everything_back_and_a_job_leads_to_its_cell_and_its_log
     visit: Callable[..., Page], gate: Gate, picture: Any, axe: Callable[..., None]
 ) -> None:
     fill = ["\n".join(["x = 1"] * 30)] * 3
-    says = 'for at in 1, 2, 3: print(f"\\x1b[31mred line {at}\\x1b[0m", flush=True)\n'
+    says = 'for at in 1, 2, 3: print(f"\\x1b[31mred line {at}\\x1b[0m ends", flush=True)\n'
     lasting = waits(gate, "--bg -n lasting").replace("while", f"{says}while") + 'print("the end")\n'
-    page = visit([LOAD, lasting, *fill])
+    page = visit([LOAD, lasting, *fill], prepare=_let_read_clipboard)
     page.execute(0)
     page.execute(1)
     badge(page, 1, "GPU 0")
@@ -160,8 +160,15 @@ def test_a_reload_brings_everything_back_and_a_job_leads_to_its_cell_and_its_log
     log.filter(has_text="red line 2").wait_for()
     tab = page.page.locator(".jp-MainAreaWidget", has=log)
     assert page.page.locator(".lm-TabBar-tab.jp-mod-current", has_text="#1 lasting").count()
-    red = log.locator("span", has_text="red line 2")
-    assert red.evaluate("each => getComputedStyle(each).color") != "rgb(0, 0, 0)"
+    red, plain = (
+        each.evaluate("each => getComputedStyle(each).color")
+        for each in (log.locator("span", has_text="red line 2"), log.locator("pre"))
+    )
+    assert red == "rgb(179, 38, 30)"
+    assert plain != red
+    tab.get_by_role("button", name="Copy the output").click()
+    copied = "".join(f"red line {at} ends\n" for at in (1, 2, 3))
+    assert page.page.evaluate("navigator.clipboard.readText()") == copied
     tab.get_by_label("Search the output").fill("LINE")
     tab.get_by_text("1 of 3").wait_for()
     page.page.keyboard.press("Enter")
@@ -175,6 +182,57 @@ def test_a_reload_brings_everything_back_and_a_job_leads_to_its_cell_and_its_log
     log.filter(has_text="the end").wait_for()
     axe(page, ".gpunb-log", ".gpunb-log-search", ".gpunb-log-follow")
     picture(page, "lab-log")
+
+
+def _let_read_clipboard(context: Any) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+
+
+def test_a_failure_is_marked_in_the_status_bar_until_it_was_seen(
+    visit: Callable[..., Page], gate: Gate
+) -> None:
+    """A click there opens the panel; the rest is done with the keyboard alone."""
+    talks = waits(gate, "--bg -n talks").replace("while", 'print("it talks", flush=True)\nwhile')
+    page = visit([LOAD, FAILS, talks, waits(gate, "--bg -n both", "2")])
+    status, panel = page.page.locator(".gpunb-status"), page.page.locator(".gpunb-panel")
+    mark = status.locator(".gpunb-failed")
+    page.execute(0)
+    assert not mark.is_visible()
+    for at in (1, 2, 3):
+        page.execute(at)
+    mark.filter(has_text="✗ 1 failed").wait_for()
+    assert mark.evaluate("each => getComputedStyle(each).backgroundColor") == "rgb(179, 38, 30)"
+    assert not panel.is_visible()
+    status.click()
+    panel.wait_for()
+    panel.locator(".gm-row", has_text="both").wait_for()
+    _walk(page, "Tab", "#2 talks In[3], running")
+    _walk(page, "ArrowRight", "Logs #2 talks")
+    page.page.keyboard.press("Enter")
+    page.page.get_by_label("Output of #2 talks").filter(has_text="it talks").wait_for()
+    status.focus()
+    page.page.keyboard.press("Enter")
+    _walk(page, "Tab", "#2 talks In[3], running")
+    _walk(page, "ArrowDown", "#3 both")
+    page.page.keyboard.press("Delete")
+    page.page.keyboard.press("Enter")
+    panel.locator("section[aria-label=Waiting]").wait_for(state="hidden")
+    page.page.locator(".Toastify__toast", has_text="was cancelled").wait_for()
+    assert mark.is_visible()
+    _walk(page, "ArrowDown", "#1 bad")
+    _walk(page, "ArrowRight", "Mark as seen #1 bad")
+    page.page.keyboard.press("Enter")
+    mark.wait_for(state="hidden")
+
+
+def _walk(page: Page, key: str, label: str) -> None:
+    """Press a key until the focus is on what has this label, or begins with it."""
+    focused = "document.activeElement.getAttribute('aria-label') || ''"
+    seen = []
+    while not page.page.evaluate(focused).startswith(label):
+        seen.append(page.page.evaluate(focused))
+        assert len(seen) < 40, seen
+        page.page.keyboard.press(key)
 
 
 def test_a_cell_is_run_on_a_share_and_the_first_one_is_inserted(
@@ -210,10 +268,39 @@ def test_a_cell_is_run_on_a_share_and_the_first_one_is_inserted(
         "() => window.jupyterapp.shell.currentWidget.content.widgets[0].model.sharedModel.source"
     )
     assert source.startswith("%%gpu 0.25\nimport gpunb")
+    page.command("gpunb:run-cell")
+    assert asked.input_value() == "0.25"
+    page.page.locator(".gpunb-choices").get_by_role("button", name="auto").click()
+    asked.press("Enter")
+    _says(page, 0, "%%gpu auto\nimport gpunb")
+    _numbered(page, 0, 2)
+    page.command("gpunb:run-cell")
+    assert asked.input_value() == "auto", "it is what the cell has, and is taken as it is"
+    asked.press("Enter")
+    _numbered(page, 0, 3)
+    _says(page, 0, "%%gpu auto\nimport gpunb")
     labels = page.page.evaluate(
         "() => ['gpunb:run-cell', 'gpunb:open-panel'].map(n => window.jupyterapp.commands.label(n))"
     )
     assert labels == ["Run Cell on GPU…", "Open GPU Panel"]
+
+
+def _says(page: Page, at: int, start: str) -> None:
+    """Wait until the source of a cell begins like this."""
+    page.page.wait_for_function(
+        """([at, start]) => window.jupyterapp.shell.currentWidget.content.widgets[at]
+            .model.sharedModel.source.startsWith(start)""",
+        arg=[at, start],
+    )
+
+
+def _numbered(page: Page, at: int, number: int) -> None:
+    """Wait until a cell is over and has this number."""
+    page.page.wait_for_function(
+        """([at, number]) => window.jupyterapp.shell.currentWidget.content.widgets[at]
+            .model.executionCount === number""",
+        arg=[at, number],
+    )
 
 
 OTHER = """\
@@ -311,7 +398,9 @@ def _leads(page: Page, row: Any, cell: int) -> None:
 def test_notebook_7(
     visit: Callable[..., Page], gate: Gate, picture: Any, axe: Callable[..., None]
 ) -> None:
-    page = visit([LOAD, FAILS, waits(gate, "--bg -n seven")], app="notebook")
+    begun = 'print("seven has begun", flush=True)\nwhile'
+    seven = waits(gate, "--bg -n seven").replace("while", begun)
+    page = visit([LOAD, FAILS, seven], app="notebook")
     page.execute(0)
     page.execute(1)
     toast(page, "#1 bad has failed")
@@ -326,6 +415,26 @@ def test_notebook_7(
     assert "failed" in sidebar.row("Finished", "bad").inner_text()
     axe(page, ".gpunb-panel", ".gpunb-badge")
     picture(page, "notebook-light")
+    # The main area has room for the notebook only, so a log is below it; the last one is in front.
+    sidebar.row("Running", "seven").get_by_role("button", name="Logs").click()
+    log = page.page.get_by_label("Output of #2 seven")
+    log.filter(has_text="seven has begun").wait_for()
+    assert log.bounding_box()["height"] > 100
+    bad = page.page.get_by_label("Output of #1 bad")
+    sidebar.row("Finished", "bad").get_by_role("button", name="Logs").click()
+    bad.filter(has_text="ValueError: no").wait_for()
+    assert not log.is_visible()
+    for _ in "again":
+        sidebar.row("Running", "seven").get_by_role("button", name="Logs").click()
+        log.wait_for()
+    assert not bad.is_visible()
+    axe(page, ".gpunb-log")
+    picture(page, "notebook-log")
+    tabs = page.page.locator("#jp-down-stack .lm-TabBar-tab")
+    assert tabs.all_inner_texts() == ["#2 seven", "#1 bad"]
+    for name in ("#2 seven", "#1 bad"):
+        tabs.filter(has_text=name).locator(".lm-TabBar-tabCloseIcon").click()
+    page.page.locator("#jp-down-stack").wait_for(state="hidden")
     # From another notebook it leads to a page of its own, and there to the cell.
     page.open(page.jupyter.notebook([]))
     row = Sidebar(page).row("Running", "seven")
@@ -335,6 +444,37 @@ def test_notebook_7(
         "() => window.jupyterapp?.shell?.currentWidget?.content?.activeCellIndex === 2"
     )
     page.page.locator(".gm-problem").wait_for(state="hidden")
+
+
+AHEAD = """
+const ours = Date.now.bind(Date);
+Date.now = () => ours() + 20000;
+"""
+
+
+def test_times_are_the_kernels_in_a_page_whose_clock_is_wrong(
+    visit: Callable[..., Page], gate: Gate
+) -> None:
+    """From the first message on, in the panel, the badge and the widget."""
+    cells = [LOAD, waits(gate, "--bg -n timed"), "import gpunb\ngpunb.monitor()"]
+    page = visit(cells, prepare=lambda context: context.add_init_script(AHEAD))
+    for at in range(3):
+        page.execute(at)
+    page.save()
+    page.reload()
+    sidebar = Sidebar(page)
+    row = sidebar.row("Running", "timed")
+    widget = page.page.locator(".jp-OutputArea .gpunb-monitor").first
+    times = [
+        row.locator(".gm-time"),
+        badge(page, 1, "GPU 0 (0.5)").locator(".gpunb-badge-time"),
+        widget.locator("section[aria-label=Running] .gm-time"),
+    ]
+    for time in times:
+        time.filter(has_text=" s").wait_for()
+        shown = int(time.inner_text().removesuffix(" s"))
+        (session,) = page.jupyter.ask("gpunb/api/machine")["sessions"].values()
+        assert shown <= session["running"][0]["seconds"] + 1, time
 
 
 def test_badges_can_be_switched_off(visit: Callable[..., Page], gate: Gate) -> None:

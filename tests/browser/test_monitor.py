@@ -112,6 +112,20 @@ def test_a_job_is_killed_while_a_cell_keeps_the_kernel(
     page.done(2)
 
 
+def test_an_open_log_goes_on(visit: Callable[..., Page], gate: Gate) -> None:
+    says = 'print("\\x1b[31m{name} has begun\\x1b[0m", flush=True)'
+    text = WAITS.replace('print("{name} has begun", flush=True)', says) + 'print("the end")\n'
+    page = visit([OPEN, text.format(share="0.5", name="talks", gate=gate.folder)])
+    page.execute(0)
+    page.execute(1)
+    row = seen(page, "section[aria-label=Running] .gm-row", "talks")
+    row.get_by_role("button", name="Logs #1 talks").click()
+    log = seen(page, ".gm-log-text", "talks has begun")
+    assert log.inner_text() == "talks has begun\n"
+    gate.open()
+    log.filter(has_text="the end").wait_for()
+
+
 def test_a_session_of_cells_is_ended_with_the_keyboard(visit: Callable[..., Page]) -> None:
     """Whose keys are shortcuts of the notebook elsewhere."""
     page = visit([OPEN, "%%gpu 0.5 --session kept\nx = 1"])

@@ -101,6 +101,49 @@ def test_what_is_done_is_confirmed_and_has_the_right_number(draw: Draw) -> None:
     page.get_by_text("the log of 5").wait_for()
 
 
+SAID = r"""
+window.parts = ["plain \u001b[31mred\u001b[0m\n"];
+window.requests = 0;
+window.said = async (job, position) => {
+    window.requests += 1;
+    const [text, more] = [window.parts.slice(position).join(""), window.parts.length];
+    return { text, position: more, state: more < 3 ? "running" : "done", truncated: more > 2 };
+};
+"""
+
+
+def test_a_log_has_colours_and_goes_on_while_it_is_open(draw: Draw) -> None:
+    page = draw(snapshot(2, 20))
+    page.evaluate(SAID)
+    page.get_by_role("button", name="Logs #5 train_with_rate_4").click()
+    log = page.get_by_label("Text of the log")
+    log.filter(has_text="plain red").wait_for()
+    assert "\x1b" not in log.inner_text()
+    plain, red = (
+        log.get_by_text(each).evaluate("each => getComputedStyle(each).color")
+        for each in ("plain", "red")
+    )
+    assert plain == log.evaluate("each => getComputedStyle(each).color") == "rgb(28, 28, 28)"
+    assert red == "rgb(179, 38, 30)"
+    page.evaluate("window.parts.push('more\\n')")
+    log.filter(has_text="more").wait_for()
+    assert not page.get_by_text("The beginning is left out.").is_visible()
+    page.get_by_role("button", name="Close the log").click()
+    requests = page.evaluate("window.requests")
+    time = page.locator("section[aria-label=Running] .gm-time").first
+    for _ in range(3):  # it is drawn and the log is asked for by the same timer
+        page.wait_for_function(
+            "([each, before]) => each.textContent !== before",
+            arg=[time.element_handle(), time.inner_text()],
+        )
+    assert page.evaluate("window.requests") <= requests + 1
+    page.get_by_role("button", name="Logs #5 train_with_rate_4").click()
+    page.evaluate("window.parts.push('the end')")
+    log.filter(has_text="the end").wait_for()
+    page.get_by_text("The beginning is left out.").wait_for()
+    assert log.inner_text() == "plain red\nmore\nthe end"
+
+
 def test_a_button_is_clicked_whatever_happens_while_it_is_pressed(draw: Draw) -> None:
     """What is pressed stays in its place until it is let go; then comes what has happened."""
     before, after = snapshot(2, 20), snapshot(2, 20)
@@ -218,9 +261,11 @@ def shared() -> dict[str, Any]:
         job["devices"] = [["GPU", 0, share]]
         job["memory"] = {"now": now * GIB, "peak": now * GIB, "share": int(40 * GIB * share)}
     kernel = {**device["others"][0], "kind": "kernel", "share": 0.1, "memory": None, "job": "fit"}
+    kernel["since"] = facts["time"] - 3600
     device.update(held=[[left["id"], 0.5], [right["id"], 0.2]], free=0.2, memory=40 * GIB)
     device["usage"].update(memory_total=40 * GIB, power=212)
-    device["others"] = [{**device["others"][0], "memory": 4 * GIB}, {**kernel, "pid": 98}]
+    outsider = {**device["others"][0], "memory": 4 * GIB, "since": facts["time"] - 60}
+    device["others"] = [outsider, {**kernel, "pid": 98}]
     return facts
 
 
@@ -276,7 +321,10 @@ def test_a_device_shows_shares_and_memory_to_scale(draw: Draw, width: int) -> No
 
 def test_a_part_of_a_device_tells_all_on_demand(draw: Draw) -> None:
     """With the pointer and with the keyboard; nothing of it is cut off, and it leads to the row."""
-    page = draw(shared(), width=240)
+    facts = shared()
+    facts["running"][0]["hint"] = "used 3 of 20 GiB: 0.1 would do"
+    outsider, kernel = facts["devices"][0]["others"]
+    page = draw(facts, width=240)
     tip = page.locator(".gm-tip")
     assert not tip.is_visible()
     parts = page.locator(".gm-lane button")
@@ -285,8 +333,9 @@ def test_a_part_of_a_device_tells_all_on_demand(draw: Draw) -> None:
     for each in (
         "#1 train_with_rate_0",
         "share 0.5",
-        "sweep over learning rates.ipynb, ada",
+        "cell In[0], sweep over learning rates.ipynb, ada",
         "running since",
+        "used 3 of 20 GiB: 0.1 would do",
     ):
         assert each in said
     assert "10 GiB now" in said
@@ -298,8 +347,12 @@ def test_a_part_of_a_device_tells_all_on_demand(draw: Draw) -> None:
     parts.first.focus()
     page.keyboard.press("ArrowRight")
     assert "uses more memory than its share of 8 GiB" in tip.inner_text()
+    page.keyboard.press("ArrowRight")
+    said = tip.inner_text().splitlines()
+    assert said == ["fit process 98, grace", "share 0.1", f"since {_clock(page, kernel)}"]
     page.keyboard.press("End")
     assert "does not use gpunb" in tip.inner_text()
+    assert f"since {_clock(page, outsider)}" in tip.inner_text()
     assert parts.last.get_attribute("aria-describedby") == tip.get_attribute("id")
     page.keyboard.press("Escape")
     assert not tip.is_visible()
@@ -307,6 +360,12 @@ def test_a_part_of_a_device_tells_all_on_demand(draw: Draw) -> None:
     row = page.locator(".gm-row", has_text="#2 train")
     assert row.evaluate("each => each === document.activeElement")
     assert row.get_attribute("aria-expanded") == "true"
+
+
+def _clock(page: Any, other: dict[str, Any]) -> str:
+    """The time of day, in the page, since when a process is there."""
+    text = "since => new Date(1000 * since).toLocaleTimeString('en-GB')"
+    return str(page.evaluate(text, other["since"]))
 
 
 def test_rows_are_used_with_the_keyboard_alone(draw: Draw) -> None:
@@ -345,6 +404,95 @@ def test_rows_are_used_with_the_keyboard_alone(draw: Draw) -> None:
     assert page.evaluate(focused).startswith("#3 ")
     press("Home")
     assert page.evaluate("document.activeElement.textContent").startswith("Running")
+
+
+def test_buttons_are_seen_below_the_pointer_or_with_the_focus_only(draw: Draw) -> None:
+    page = draw(snapshot(2, 20))
+    rows = page.locator("section[aria-label=Running] .gm-row")
+
+    def seen() -> list[bool]:
+        opacity = "each => getComputedStyle(each.querySelector('.gm-buttons')).opacity"
+        return [row.evaluate(opacity) == "1" for row in rows.all()[:3]]
+
+    assert seen() == [False, False, False]
+    rows.nth(1).hover()
+    assert seen() == [False, True, False]
+    page.mouse.move(1, 1)
+    assert seen() == [False, False, False]
+    rows.nth(0).focus()
+    assert seen() == [True, False, False]
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert seen() == [False, True, False]
+
+
+REASON = "needs 0.5 of one GPU: " + ", ".join(f"#{at} holds 0.5 of GPU {at}" for at in range(16))
+
+CUT = "each => each.scrollWidth > each.clientWidth"
+
+
+@pytest.mark.parametrize(("width", "brief"), [(900, ".gm-note"), (240, ".gm-detail")])
+def test_a_reason_that_is_cut_opens_to_its_full_text(draw: Draw, width: int, brief: str) -> None:
+    facts = snapshot(2, 40)
+    facts["waiting"][0]["waits_for"] = REASON
+    page = draw(facts, width=width)
+    row = page.locator("section[aria-label=Waiting] .gm-row").first
+    assert row.locator(brief).is_visible()
+    assert row.locator(brief).evaluate(CUT)
+    row.click()
+    detail = row.locator(".gm-detail").first
+    assert detail.inner_text() == REASON
+    assert not detail.evaluate(CUT)
+    box = detail.bounding_box()
+    assert box["height"] > 30, "it has several lines"
+    assert box["x"] + box["width"] <= width
+    row.click()
+    assert row.locator(brief).evaluate(CUT)
+
+
+def test_a_log_a_queue_and_a_failure_need_no_pointer(draw: Draw) -> None:
+    facts = snapshot(2, 20)
+    facts["finished"] = facts["finished"][:8]  # failed: 2002, 2005
+    page = draw(facts)
+    press = page.keyboard.press
+
+    def go(row: str, button: str) -> None:
+        """To the button of a row that has the focus; the row is among the first 60 items."""
+        page.locator("button.gm-heading:visible").first.focus()
+        for key, label in (("ArrowDown", row), ("ArrowRight", f"{button} {row}")):
+            for _ in range(60):
+                if (_label(page) + " ").startswith(f"{label} "):
+                    break
+                press(key)
+            assert _label(page).startswith(label)
+
+    go("#5", "Logs")
+    press("Enter")
+    page.get_by_text("the log of 5").wait_for()
+    assert _label(page) == "Close the log"
+    press("Enter")
+    waits = facts["waiting"][0]["id"]
+    go(f"#{waits}", "Cancel")
+    press("Enter")
+    press("Enter")
+    assert page.evaluate("window.asked") == [["cancel", waits, False]]
+    failed = page.locator("section[aria-label=Finished] .gm-row")
+    assert failed.count() == 2
+    go("#2005", "Mark as seen")
+    press("Enter")
+    assert [each.split()[0] for each in failed.all_inner_texts()] == ["#2002"]
+    go(f"#{waits}", "Cancel")
+    counts = {**facts["counts"], "waiting": 0}
+    update = {**facts, "waiting": [], "queued": 0, "counts": counts}
+    page.evaluate("facts => window.drawn.update(facts)", update)
+    assert page.evaluate("document.activeElement.textContent").startswith("Running")
+    press("ArrowDown")
+    assert _label(page).startswith("#1 "), "the focus is not lost with the last row of a list"
+
+
+def _label(page: Any) -> str:
+    """Of what has the focus."""
+    return str(page.evaluate("document.activeElement.getAttribute('aria-label') || ''"))
 
 
 def test_failures_stay_until_they_were_seen(draw: Draw) -> None:
@@ -386,6 +534,7 @@ def test_a_filter_finds_jobs_by_name_state_and_notebook(draw: Draw) -> None:
         return [each.split()[0] for each in page.locator(".gm-row").all_inner_texts()]
 
     assert found("other-note running") == ["#3"]
+    assert found("learning rates.ipynb rate_3") == ["#4"], "the notebook of the session"
     assert found("rate_3") == ["#4"]
     states = {f"#{each['id']}" for each in facts["finished"] if each["state"] == "cancelled"}
     assert set(found("cancelled")) == states

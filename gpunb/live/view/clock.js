@@ -1,13 +1,14 @@
 // When to draw: by the kernel's clock, and not under a pressed button.
 
 const JUMP = 2000; // milliseconds by which two clocks of a page differ more than before
-const SURE = 5; // messages whose smallest delay tells how far two clocks are apart
-const SLOW = 30; // seconds that a message may take in a busy page
 
 // The clock of the kernel: the page's own, less the smallest delay of a message until now. So a
-// message that came late, because the page slept, or that is drawn late, changes nothing. Of the
-// delay of few messages nobody knows whether the clocks differ or the page was busy: up to SLOW
-// seconds, it was busy.
+// message that came late, because the page slept, or that is drawn late, changes nothing.
+//
+// A delay is a difference between the clocks, and the time that the message took. A message that
+// was sent, by its clock, before the page asked for it tells that the clocks differ; so does one
+// that came before it was sent. Else they are taken to agree, and the page to be busy.
+// A message that was on its way already when the page asked tells nothing: a faster one shows that.
 export class Clock {
   constructor() {
     this.reset();
@@ -16,18 +17,24 @@ export class Clock {
 
   reset() {
     this.delay = Infinity;
-    this.heard = 0;
+    this.early = -Infinity; // seconds by which a message was sent before it was asked for, at most
+    this.ask();
+  }
+
+  // All messages that come from now on were sent after this moment
+  ask() {
+    this.asked = Date.now() / 1000;
   }
 
   hear(time) {
-    if (this.jumped()) this.reset();
+    if (this.jumped()) this.reset(); // this message may be older
+    else this.early = Math.max(this.early, this.asked - time);
     this.delay = Math.min(this.delay, Date.now() / 1000 - time);
-    this.heard += 1;
   }
 
   now() {
-    const apart = this.heard >= SURE || this.delay < 0 || (this.delay > SLOW && this.heard > 0);
-    return Date.now() / 1000 - (apart ? this.delay : 0);
+    const differ = (this.early > 0 && this.early <= this.delay) || this.delay < 0;
+    return Date.now() / 1000 - (differ ? this.delay : 0);
   }
 
   // Whether the page slept since it was last asked, or its clock was set

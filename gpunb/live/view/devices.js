@@ -2,7 +2,9 @@
 
 import { keyed, make, roving, setAttribute, setHidden, setStyle, setText, shape } from "./elements.js";
 import { detailsOf, outsidersOf, partsOf, pathOf, tintOf, whole } from "./facts.js";
-import { deviceText, known, lineText, ownerText, placeText, shareText, sizeText } from "./texts.js";
+import {
+  dayText, deviceText, known, lineText, ownerText, placeText, shareText, sizeText,
+} from "./texts.js";
 
 export function deviceElement() {
   const element = make("li", "gm-device");
@@ -92,9 +94,15 @@ function drawPart(view, element, part, total) {
     text,
     held,
     measured && now > share ? `uses more memory than its share of ${sizeText(share)}` : "",
-    ...(part.job ? detailsOf(part.job, view.snapshot) : [measured ? `memory ${sizeText(now)} now` : ""]),
+    ...(part.job ? detailsOf(part.job, view.snapshot) : strangerFacts(part, measured ? now : null)),
   ].filter(Boolean);
   element.show_ = () => part.job && view.show(part.job);
+}
+
+// What is known of a part whose job is not in the snapshot
+function strangerFacts({ since }, memory) {
+  const began = known(since) ? `since ${dayText(since)}` : "";
+  return [began, known(memory) ? `memory ${sizeText(memory)} now` : ""];
 }
 
 export function partText(part) {

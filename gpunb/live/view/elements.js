@@ -11,12 +11,8 @@ export function make(tag, className = "", attributes = {}) {
 
 // Nothing is touched that stays as it is: neither focus nor selection is lost, nor layout redone.
 export function setText(element, text) {
-  setLines(element, printable(text));
-}
-
-// The same for what a job has shown, which has lines.
-export function setLines(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const one = printable(text);
+  if (element.textContent !== one) element.textContent = one;
 }
 
 export function setHidden(element, hidden) {

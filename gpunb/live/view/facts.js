@@ -1,6 +1,8 @@
 // What a snapshot says of devices and jobs. Pure.
 
-import { actorText, keyOf, known, memoryText, notebookText, ownerText, placedText, timeText, tookText } from "./texts.js";
+import {
+  actorText, dayText, keyOf, known, memoryText, notebookText, ownerText, placedText, timeText, tookText,
+} from "./texts.js";
 
 const UNKNOWN = { memory_used: null, memory_total: null, utilization: null, temperature: null };
 
@@ -36,7 +38,8 @@ export function partsOf(device, snapshot, kernels = []) {
   }
   for (const other of device.others) {
     if (other.kind !== "kernel" || !other.share || seen.has(other.pid)) continue;
-    parts.push({ kind: "other", share: other.share, id: null, name: other.job || "", owner: ownerText(other) });
+    const { share, job, since } = other;
+    parts.push({ kind: "other", share, id: null, name: job || "", owner: ownerText(other), since });
   }
   const free = Math.max(0, 1 - parts.reduce((sum, part) => sum + part.share, 0));
   const total = device.usage.memory_total || device.memory;
@@ -44,7 +47,9 @@ export function partsOf(device, snapshot, kernels = []) {
   for (const other of outsidersOf(device)) {
     const share = Math.min(left, total && other.memory ? other.memory / total : 0);
     left -= share;
-    parts.push({ kind: "outsider", share, id: null, name: "", owner: ownerText(other), used: other.memory });
+    const { memory, since } = other;
+    const owner = ownerText(other);
+    parts.push({ kind: "outsider", share, id: null, name: "", owner, used: memory, since });
   }
   if (left > 0.00005) parts.push({ kind: "free", share: left, free, id: null, name: "free" });
   return parts;
@@ -64,12 +69,17 @@ function holder(snapshot, id) {
   return { name: listed ? "ending" : "", job: null, memory: null };
 }
 
+// The session of a job, or the attached kernel whose it is in a head process
+export function homeOf(job, snapshot) {
+  return job.client || job.session || snapshot.session;
+}
+
 // What there is to know of a job or an actor, a line each
 export function detailsOf(job, snapshot) {
-  const session = job.client || job.session || snapshot.session;
+  const session = homeOf(job, snapshot);
   const cell = known(job.cell) ? `cell In[${job.cell}]` : "";
   const start = known(job.ended) ? job.ended - job.seconds : snapshot.time - job.seconds;
-  const since = known(job.seconds) ? new Date(1000 * start).toTimeString().slice(0, 8) : "";
+  const since = known(job.seconds) ? dayText(start) : "";
   const ended = known(job.ended) ? `, took ${timeText(job.seconds)}` : "";
   return [
     job.waits_for || "",

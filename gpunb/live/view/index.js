@@ -5,8 +5,9 @@
 //   view.update(next, kernels);  view.dispose();
 //
 // actions, each may be missing and may return a promise: cancel(job, force), interrupt(job),
-// kill(actor), stop(sweep), logs(job) -> text, goTo(job). A rejected promise is shown with its message. Where
-// there is openLogs(job), it shows the log elsewhere.
+// kill(actor), stop(sweep), goTo(job), logs(job, position) -> {text, truncated, position, state},
+// the text from a position on. A rejected promise is shown with its message. Where there is
+// openLogs(job), it shows the log elsewhere.
 // kernels: snapshots of further kernels; what they hold of shared devices is drawn grey.
 // busy: what to say while an answer takes its time.
 // clock: the kernel's, if others hear its messages too; else each snapshot is taken to be fresh.
@@ -19,21 +20,23 @@ import { actorRow, finishedRow, runningRow, waitingRow } from "./actions.js";
 import { Chart } from "./chart.js";
 import { Calm, Clock } from "./clock.js";
 import { deviceElement, drawDevice } from "./devices.js";
-import { keyed, make, roving, setHidden, setLines, setText } from "./elements.js";
+import { keyed, make, roving, setHidden, setText } from "./elements.js";
 import { Memory, gpuRate, newsOf, whole } from "./facts.js";
 import { grouped } from "./groups.js";
 import { onKey } from "./keys.js";
+import { Log } from "./log.js";
 import { Filter, Rows, toggle } from "./rows.js";
 import { actorText, keyOf, known, lineText, notebookText, shareText, timeText, tookText } from "./texts.js";
 import { Tip } from "./tip.js";
 
+export { plainText } from "./ansi.js";
 export { Calm, Clock } from "./clock.js";
 export { drawShares } from "./devices.js";
 export { statesText } from "./groups.js";
 export { Memory, failures, gpuRate, isPrivate } from "./facts.js";
 export { deviceText, devicesText, printable, shareText } from "./texts.js";
 
-const TICK = 1000; // milliseconds between two looks at the clock
+const TICK = 1000; // milliseconds between two looks at the clock, and at an open log
 const BUSY = 3000; // milliseconds without an answer, after which the user is told why
 
 export function render(element, snapshot, options = {}) {
@@ -82,7 +85,10 @@ class View {
     this.fresh = !options.clock;
     this.clock_ = options.clock || new Clock();
     this.clocks = new Map(); // element -> seconds at the time of the snapshot
-    this.timer = setInterval(() => this.tick(), TICK);
+    this.timer = setInterval(() => {
+      this.tick();
+      void this.log.follow();
+    }, TICK);
   }
 
   update(snapshot, kernels) {
@@ -93,7 +99,10 @@ class View {
     const news = newsOf(this.snapshot, snapshot);
     this.snapshot = snapshot;
     this.kernels = kernels || this.kernels || [];
-    if (this.fresh) this.clock_.hear(snapshot.time);
+    if (this.fresh) {
+      this.clock_.reset();
+      this.clock_.hear(snapshot.time);
+    }
     this.redraw();
     if (news) setText(this.live, news);
   }
@@ -154,12 +163,16 @@ class View {
       this.say("");
       return value;
     } catch (error) {
-      this.say(String((error && error.message) || error));
-      setTimeout(() => this.say(""), 4 * BUSY);
+      this.fail(error);
       return undefined;
     } finally {
       clearTimeout(busy);
     }
+  }
+
+  fail(error) {
+    this.say(String((error && error.message) || error));
+    setTimeout(() => this.say(""), 4 * BUSY);
   }
 
   say(text) {
@@ -171,6 +184,7 @@ class View {
     clearInterval(this.timer);
     this.calm.dispose();
     this.tip.dispose();
+    this.log.dispose();
     this.root.remove();
   }
 }
@@ -186,32 +200,4 @@ function summaryText(snapshot, passed) {
   if (totals) parts.push(...tookText({ gpu_seconds: used }, totals));
   if (session) parts.push(notebookText(session));
   return lineText(parts);
-}
-
-class Log {
-  constructor(view) {
-    this.view = view;
-    this.element = make("section", "gm-log", { "aria-label": "Log" });
-    this.heading = make("div", "gm-heading");
-    this.close = make("button", "gm-button", { type: "button", "aria-label": "Close the log" });
-    this.close.textContent = "Close";
-    this.text = make("pre", "gm-log-text", { tabindex: 0, "aria-label": "Text of the log" });
-    this.close.addEventListener("click", () => { this.element.hidden = true; });
-    this.element.append(this.heading, this.close, this.text);
-    setHidden(this.element, true);
-  }
-
-  async open(job) {
-    if (this.view.actions.openLogs) {
-      await this.view.act("openLogs", job);
-      return;
-    }
-    const text = await this.view.act("logs", keyOf(job));
-    if (text === undefined) return;
-    setText(this.heading, `What #${job.id} ${job.name} has shown`);
-    setLines(this.text, text || "nothing yet");
-    setHidden(this.element, false);
-    this.text.scrollTop = this.text.scrollHeight;
-    this.close.focus();
-  }
 }

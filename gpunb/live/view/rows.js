@@ -2,9 +2,11 @@
 
 import { DESCRIBE, buttons, groupRow } from "./actions.js";
 import { ICONS, freshId, keyed, make, roving, setAttribute, setHidden, setIcon, setStyle, setText } from "./elements.js";
-import { detailsOf, failures, tintOf } from "./facts.js";
+import { detailsOf, failures, homeOf, tintOf } from "./facts.js";
 import { countsOf, isGroup, jobsOf, statesText } from "./groups.js";
-import { jobText, keyOf, known, memoryText, placeText, placedText, timeText, titleText } from "./texts.js";
+import {
+  jobText, keyOf, known, memoryText, notebookText, placeText, placedText, timeText, titleText,
+} from "./texts.js";
 
 const ROWS = 50; // of a list; the rest is counted, and shown on demand
 const FEW = 8; // jobs that need no filter
@@ -57,7 +59,10 @@ export class Filter {
 
   names(job, words) {
     const state = job.state === "queued" ? "waiting" : job.state;
-    const text = `${jobText(job)} ${job.class || ""} ${placedText(job)} ${state}`.toLowerCase();
+    const home = homeOf(job, this.view.snapshot);
+    const notebook = home ? notebookText(home) : "";
+    const facts = [jobText(job), job.class || "", placedText(job), state, notebook];
+    const text = facts.join(" ").toLowerCase();
     return words.every((word) => text.includes(word));
   }
 }
@@ -132,9 +137,14 @@ export class Rows {
     setHidden(this.more, shown.length === listed.length);
     setText(this.more, `Show ${Math.min(ROWS, listed.length - shown.length)} more`);
     roving(this.rows);
-    if (at >= 0 && !this.rows.contains(document.activeElement)) {
-      (this.rows.children[at] || this.rows.lastElementChild || this.heading).focus(); // its row is gone
-    }
+    if (at >= 0 && !this.rows.contains(document.activeElement)) this.focusNear(at);
+  }
+
+  // The row at this place is gone, and maybe the whole list
+  focusNear(at) {
+    const headings = this.view.root.querySelectorAll("button.gm-heading");
+    const near = [this.rows.children[at], this.rows.lastElementChild, this.heading, ...headings];
+    near.find((each) => each && !each.closest("[hidden]"))?.focus();
   }
 }
 

@@ -38,6 +38,11 @@ export function timeText(seconds) {
   return hours ? `${hours}:${two(minutes)}:${rest}` : `${minutes}:${rest}`;
 }
 
+// The time of day of a moment: "14:03:59"
+export function dayText(moment) {
+  return new Date(1000 * moment).toTimeString().slice(0, 8);
+}
+
 export function shareText(share) {
   return String(Math.round(share * 10000) / 10000);
 }

@@ -7,13 +7,22 @@ export interface View {
   dispose(): void;
 }
 
+/** What a job has shown from a position on. */
+export interface Part {
+  text: string;
+  state: string | null;
+  truncated: boolean;
+  /** Where the next part begins. */
+  position: number;
+}
+
 /** A rejected promise is shown with its message. */
 export interface Actions {
   cancel?(key: string, force: boolean): Promise<void>;
   interrupt?(key: string): Promise<void>;
   kill?(key: string): Promise<void>;
   stop?(key: string): Promise<void>;
-  logs?(key: string): Promise<string>;
+  logs?(key: string, position: number): Promise<Part>;
   goTo?(job: Job): Promise<void>;
   /** Shows a log elsewhere. */
   openLogs?(job: Job): Promise<void>;
@@ -44,6 +53,8 @@ export function shareText(share: number): string;
 
 /** Another machine's clock, as the times in its messages tell it. */
 export class Clock {
+  /** Messages are asked for now: those that come from now on were sent later. */
+  ask(): void;
   /** Take note of a message that was sent at this time. */
   hear(time: number): void;
   /** Whether the page has slept, or its own clock was set, since it was last asked. */
@@ -70,6 +81,9 @@ export function statesText(states: Record<string, number>): string;
 
 /** The GPU-seconds that a second adds. */
 export function gpuRate(snapshot: Snapshot): number;
+
+/** What a job has shown, without the escape codes of terminals. */
+export function plainText(text: string): string;
 
 /** With control characters escaped, for a place that shows one line. */
 export function printable(text: string): string;

@@ -95,20 +95,23 @@ class Session:
             f"<tr><td>{as_html(f'{each.resource} {each.id}')}</td>"
             f"<td>{as_html(_name(each))}</td>"
             f"<td>{size_text(each.memory) if each.memory else ''}</td>"
-            f"<td>{as_html(bars.get((each.resource, each.id), ''))}</td></tr>"
+            f"{bars.get((each.resource, each.id), '')}</tr>"
             for each in self.devices
         )
         notes = "".join(f"<div><small>{as_html(note)}</small></div>" for note in self.notes)
         head = f"<b>gpunb</b> {as_html(describe(self.devices))}; {cpus_text(self._machine.cpus)}"
         return f"<div>{head}<table>{rows}</table>{notes}</div>"
 
-    def _bars(self) -> dict[tuple[str, int | str], Bar]:
-        """Return the parts of the devices that are in use now; none after the session's end."""
+    def _bars(self) -> dict[tuple[str, int | str], str]:
+        """Return the bars of the devices of which parts are in use now, also by other sessions, as
+        HTML; none after the session's end."""
         try:
             devices = backend.current().ask("status")["devices"] if is_initialized() else ()
         except GpunbError:
             return {}
-        return {(each["resource"], each["id"]): Bar.of(each) for each in devices}
+        used = (each for each in devices if each["free"] < 1)
+        bar = {(each["resource"], each["id"]): as_html(Bar.of(each)) for each in used}
+        return {device: f"<td>{html}</td>" for device, html in bar.items()}
 
 
 def _name(device: Device) -> str:

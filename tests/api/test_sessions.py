@@ -36,7 +36,7 @@ def hold(path):
         time.sleep(0.005)
 
 
-def test_a_session_starts_and_ends(start):
+def test_a_session_starts_and_ends(start, tmp_path):
     assert not gpunb.is_initialized()
     gpunb.shutdown()
     started = start(num_gpus=2, num_cpus=3, resources={"licence": 2})
@@ -44,7 +44,14 @@ def test_a_session_starts_and_ends(start):
     assert started.resources == {"CPU": 3.0, "GPU": 2.0, "licence": 2.0}
     assert "2 x logical GPU; 3 CPUs" in repr(started)
     assert "logical" in "".join(started.notes)
-    assert started._repr_html_().count('role="meter"') == 2
+    assert 'role="meter"' not in started._repr_html_()
+    path = tmp_path / "held"
+    held = hold.options(num_gpus=0.25).remote(path)
+    eventually(path.exists, "it runs")
+    assert started._repr_html_().count('role="meter"') == 1
+    assert "</span> 0.25</td>" in started._repr_html_()
+    path.unlink()
+    get(held)
     with pytest.raises(RuntimeError, match="already"):
         gpunb.init()
     assert gpunb.init(ignore_reinit_error=True) is started

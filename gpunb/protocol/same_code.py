@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 import types
 import warnings
 from collections.abc import Callable
@@ -11,8 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from gpunb.scheduler.tasks import TaskSpec
-
-_MAGICS = ("run_line_magic", "run_cell_magic")
 
 
 def digest_of_cell(python: str) -> str:
@@ -40,31 +39,28 @@ def _digest(text: str) -> str:
 
 
 def _normal(source: str) -> str:
-    """Return a text that is equal for sources that are compiled to the same code. To compile takes
-    a third of the time of a dump of the syntax tree."""
+    """Return a text that is equal for sources that are compiled to the same code, but for options
+    of magics. To compile takes a third of the time of a dump of the syntax tree."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are shown when the cell runs
-            code: Any = source
-            if any(f"{name}(" in source for name in _MAGICS):
-                code = ast.fix_missing_locations(_Magics().visit(ast.parse(source)))
-            code = compile(code, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            code = compile(_MAGIC.sub(_magic, source), "cell", "exec", flags, dont_inherit=True)
         return repr(_parts(code))
     except (SyntaxError, ValueError):  # the body of a magic that is not Python
         return source
 
 
-class _Magics(ast.NodeTransformer):
-    """Removes the options of magics, and normalises the cells of cell magics."""
+_TEXT = r"""('[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
+_MAGIC = re.compile(rf"(\.run_(?:line|cell)_magic\([^(),]*, ){_TEXT}(?:, {_TEXT})?")
+"""The call of a magic as IPython writes it: up to its line, the line, and the cell."""
 
-    def visit_Call(self, node: ast.Call) -> ast.Call:
-        self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _MAGICS:
-            for at, each in enumerate(node.args):
-                if at and isinstance(each, ast.Constant) and isinstance(each.value, str):
-                    normal = _without_options if at == 1 else _normal
-                    node.args[at] = ast.Constant(normal(each.value))
-        return node
+
+def _magic(found: re.Match[str]) -> str:
+    """The call of a magic without its options, and with a cell that is normalised."""
+    call, line, cell = found.groups()
+    call += repr(_without_options(ast.literal_eval(line)))
+    return call if cell is None else f"{call}, {_normal(ast.literal_eval(cell))!r}"
 
 
 def _without_options(line: str) -> str:

@@ -23,6 +23,12 @@ GiB = 2**30
 CELL = inspect.getsource(shutil.copyfile)
 """The source of a cell with some fifty lines."""
 
+CELLS = {
+    "plain": CELL,
+    "line magic": f"get_ipython().run_line_magic('matplotlib', 'inline')\n{CELL}",
+    "cell magic": f"get_ipython().run_cell_magic('time', '', {CELL!r})\n",
+}
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -147,15 +153,16 @@ def test_run_is_kept_while_another_process_writes(folder: Path) -> None:
     assert not history.problem
 
 
-def test_look_up_of_a_cell_takes_less_than_a_millisecond() -> None:
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+def test_look_up_of_a_cell_takes_less_than_a_millisecond(cell: str) -> None:
     history = PeakHistory()
-    code = digest_of_cell(CELL)
+    code = digest_of_cell(cell)
     for peak in range(100):
         history.add(row(code, peak=peak))
     taken = []
     for _ in range(50):
         before = time.process_time()
-        assert history.runs(digest_of_cell(CELL))
+        assert history.runs(digest_of_cell(cell))
         taken.append(time.process_time() - before)
     assert min(taken) < 0.001
 

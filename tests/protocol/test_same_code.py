@@ -38,6 +38,11 @@ def test_options_of_magics_do_not_count_but_their_code_does() -> None:
     run = digest_of_cell(magic("run_line_magic", "run", "-i train.py"))
     assert digest_of_cell(magic("run_line_magic", "run", "train.py")) == run
     assert digest_of_cell(magic("run_line_magic", "run", "test.py")) != run
+    within = magic("run_line_magic", "run", "-i train.py") + "x = 'it\\'s'\n"
+    timed = digest_of_cell(magic("run_cell_magic", "time", "", within))
+    assert digest_of_cell(magic("run_cell_magic", "time", "-q", within.replace("-i ", ""))) == timed
+    other = within.replace("it", "its")
+    assert digest_of_cell(magic("run_cell_magic", "time", "", other)) != timed
 
 
 def test_cell_of_another_language_is_compared_as_text() -> None:

@@ -55,14 +55,14 @@ class DeviceStatus:
         known = self._sampler.memory(ident) if shares else {}
         return {**{name: known.get(name) for name in _MEMORY}, "share": self.share(shares)}
 
-    def hint(self, shares: Shares, peak: int | None) -> str | None:
-        """Return a better share for a finished job with this peak of memory, in words; None if
-        there is none."""
+    def hint(self, shares: Shares, peak: int | None, *, ended: bool = True) -> str | None:
+        """Return a better share for a job with this peak of memory, in words; None if there is
+        none."""
         if peak is None or len(shares) != 1:
             return None
         ((key, units),) = shares
         memory = self._devices[key].memory
-        return hint(peak, units, memory) if memory else None
+        return hint(peak, units, memory, ended=ended) if memory else None
 
     def complete(self, facts: Mapping[str, Any]) -> None:
         """Add measurements, other users and the history to the devices of a snapshot."""

@@ -261,6 +261,7 @@ class Status:
         facts["background"] = job is not None and job.shown.background
         facts["waited"] = round(job.waited, 3) if job is not None else 0.0
         facts["memory"] = self._devices.memory(facts["id"], _held(job))
+        facts["hint"] = self._devices.hint(_held(job), facts["memory"]["peak"], ended=False)
         log = job.shown.log if job is not None else None
         facts["has_log"] = log is not None
         facts["progress"] = log.progress() if log is not None else None

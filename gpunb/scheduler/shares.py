@@ -31,13 +31,14 @@ def allowed(units: int, memory: int) -> int:
     return share + min(CONTEXT, share // 10)
 
 
-def hint(peak: int, units: int, memory: int) -> str | None:
-    """A better share for this peak, in words; None if the share was about right."""
+def hint(peak: int, units: int, memory: int, *, ended: bool = True) -> str | None:
+    """A better share for this peak, in words; None if the share was about right. Of a task that has
+    not `ended` nobody knows yet whether a smaller one would do."""
     share = memory * units // UNIT
     if peak > _HINT_ABOVE * share and units < UNIT:
         return f"used {_of(peak, share)}: a larger share would be safer"
     enough = math.ceil((peak * 1.2) / memory * UNIT / _STEP) * _STEP
-    if peak and enough <= _HINT_BELOW * units:
+    if ended and peak and enough <= _HINT_BELOW * units:
         return f"used {_of(peak, share)}: {amount(max(enough, _STEP))} would do"
     return None
 

@@ -75,7 +75,10 @@ def test_a_full_pool_and_a_context_do_not_exceed_the_share():
     ],
 )
 def test_a_better_share_is_suggested(peak, share, message):
-    assert hint(int(peak * GiB), round(share * UNIT), 40 * GiB) == message
+    units = round(share * UNIT)
+    assert hint(int(peak * GiB), units, 40 * GiB) == message
+    early = hint(int(peak * GiB), units, 40 * GiB, ended=False)
+    assert early == (message if "safer" in (message or "") else None)
 
 
 # -------------------------------------------------------------------------------------- the peak

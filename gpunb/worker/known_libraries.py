@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+from gpunb.protocol import backend
+
 State: TypeAlias = dict[str, Any]
 """By the names of settings; of a generator there is one, `STATE`."""
 
@@ -111,6 +113,7 @@ def _torch_options(torch: Any) -> State:
         "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "grad_enabled": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 
@@ -122,10 +125,118 @@ def _set_torch_option(torch: Any, name: str, value: Any) -> None:
             torch.set_float32_matmul_precision(value)
         case "grad_enabled":
             torch.set_grad_enabled(value)
+        case "deterministic":
+            torch.use_deterministic_algorithms(value)
 
 
 def _torch_defaults(_: Any) -> State:
-    return {"dtype": "float32", "float32_matmul_precision": "highest", "grad_enabled": True}
+    return {
+        "dtype": "float32",
+        "float32_matmul_precision": "highest",
+        "grad_enabled": True,
+        "deterministic": False,
+    }
+
+
+_device_of_cells: list[str] = []
+"""The default device that a cell has brought home, if it is a GPU. It holds in cells alone: the
+notebook's own process would use the GPU."""
+
+
+def _torch_device(torch: Any) -> State:
+    """PyTorch's own function makes a tensor, which could start CUDA."""
+    chosen = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001
+    own = str(chosen.device) if chosen is not None else "cpu"
+    return {"device": _device_of_cells[0] if _device_of_cells else own}
+
+
+def _set_torch_device(torch: Any, _: str, device: str) -> None:
+    current = backend.existing()
+    if current is None or current.context().task is None:
+        on_host = device.partition(":")[0] in ("cpu", "meta")
+        _device_of_cells[:] = () if on_host else (device,)
+        device = device if on_host else "cpu"
+    torch.set_default_device(None if device == "cpu" else device)
+
+
+def _print_options(tensor_str: Any) -> State:
+    return dict(vars(tensor_str.PRINT_OPTS))
+
+
+_CUDNN = ("benchmark", "deterministic")
+
+
+def _attributes(*names: str) -> Callable[[Any], State]:
+    return lambda module: {name: getattr(module, name) for name in names}
+
+
+def _decimal_context(decimal: Any) -> State:
+    context = decimal.getcontext()
+    traps = [each.__name__ for each, wanted in context.traps.items() if wanted]
+    return {**{name: getattr(context, name) for name in _DECIMAL}, "traps": sorted(traps)}
+
+
+_DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+def _set_decimal(decimal: Any, name: str, value: Any) -> None:
+    context = decimal.getcontext()
+    if name != "traps":
+        setattr(context, name, value)
+        return
+    for each in context.traps:
+        context.traps[each] = each.__name__ in value
+
+
+def _decimal_defaults(decimal: Any) -> State:
+    fresh = decimal.Context()
+    traps = [each.__name__ for each, wanted in fresh.traps.items() if wanted]
+    return {**{name: getattr(fresh, name) for name in _DECIMAL}, "traps": sorted(traps)}
+
+
+_CATEGORIES = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
+
+
+def _locale_state(locale: Any) -> State:
+    return {name: locale.setlocale(getattr(locale, name)) for name in _CATEGORIES}
+
+
+def _of_notebook(thing: Any) -> bool:
+    """Whether the notebook has defined a class or function."""
+    return getattr(thing, "__module__", None) == "__main__"
+
+
+def _reducers(copyreg: Any) -> State:
+    table = copyreg.dispatch_table.items()
+    own = [(kind, reduce) for kind, reduce in table if _of_notebook(kind) or _of_notebook(reduce)]
+    return {f"{kind.__module__}.{kind.__qualname__}": (kind, reduce) for kind, reduce in own}
+
+
+def _projections(projections: Any) -> State:
+    known = projections.projection_registry._all_projection_types  # noqa: SLF001
+    return {name: each for name, each in known.items() if _of_notebook(each)}
+
+
+def _colormaps(matplotlib: Any) -> State:
+    known = vars(matplotlib.colormaps)
+    return {
+        name: known["_cmaps"][name] for name in known["_cmaps"].keys() - known["_builtin_cmaps"]
+    }
+
+
+def _accessors(pandas: Any) -> State:
+    found: State = {}
+    for kind in (pandas.DataFrame, pandas.Series, pandas.Index):
+        for name in kind._accessors:  # noqa: SLF001 - no public way
+            made = getattr(vars(kind).get(name), "_accessor", None)
+            if made is not None and _of_notebook(made):
+                found[f"{kind.__name__.lower()}.{name}"] = made
+    return found
+
+
+def _register_accessor(pandas: Any, name: str, accessor: Any) -> None:
+    kind, _, attribute = name.partition(".")
+    getattr(pandas.api.extensions, f"register_{kind}_accessor")(attribute)(accessor)
 
 
 _HANDLERS = "\x00handlers"
@@ -141,15 +252,22 @@ def _logging_state(logging: Any) -> State:
 
 
 def _root_handlers(logging: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The root logger's handlers that write to a standard stream, and what they are made of."""
+    """The root logger's handlers that write to a standard stream or a file, and what they are made
+    of."""
     for each in logging.root.handlers:
         form = each.formatter or logging.Formatter()
         for stream in ("stdout", "stderr"):
             ours = type(each) is logging.StreamHandler and each.stream is getattr(sys, stream)
             if ours and type(form) is logging.Formatter:
-                styles = {kind: style for style, (kind, _) in logging._STYLES.items()}  # noqa: SLF001
-                style = styles.get(type(form._style), "%")  # noqa: SLF001
-                yield each, (stream, each.level, form._fmt, form.datefmt, style)  # noqa: SLF001
+                yield each, (stream, each.level, *_format(logging, form))
+        if type(each) is logging.FileHandler and type(form) is logging.Formatter:
+            place = each.baseFilename, each.encoding
+            yield each, (place, each.level, *_format(logging, form))
+
+
+def _format(logging: Any, form: Any) -> tuple[Any, ...]:
+    styles = {kind: style for style, (kind, _) in logging._STYLES.items()}  # noqa: SLF001
+    return form._fmt, form.datefmt, styles.get(type(form._style), "%")  # noqa: SLF001
 
 
 def _set_logging(logging: Any, name: str, value: Any) -> None:
@@ -158,8 +276,13 @@ def _set_logging(logging: Any, name: str, value: Any) -> None:
         return
     for each, _ in list(_root_handlers(logging)):
         logging.root.removeHandler(each)
+        if isinstance(each, logging.FileHandler):
+            each.close()
     for stream, level, text, dates, style in value:
-        handler = logging.StreamHandler(getattr(sys, stream))
+        if isinstance(stream, str):
+            handler = logging.StreamHandler(getattr(sys, stream))
+        else:  # the file goes on, whatever its mode was
+            handler = logging.FileHandler(stream[0], encoding=stream[1], delay=True)
         handler.setLevel(level)
         handler.setFormatter(logging.Formatter(text, dates, style))
         logging.root.addHandler(handler)
@@ -253,8 +376,48 @@ LIBRARIES = {
         # The second is of scikit-learn before 1.7.
         for each in ("sklearn.utils._repr_html.estimator", "sklearn.utils._estimator_html_repr")
     },
+    "numpy errors": Library(
+        "numpy",
+        lambda numpy: dict(numpy.geterr()),
+        lambda numpy, name, value: numpy.seterr(**{name: value}),
+        lambda _: {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
+    ),
+    "decimal": Library("decimal", _decimal_context, _set_decimal, _decimal_defaults),
+    "locale": Library(
+        "locale",
+        _locale_state,
+        lambda locale, name, value: locale.setlocale(getattr(locale, name), value),
+        lambda _: dict.fromkeys(_CATEGORIES, "C"),
+    ),
+    "copyreg": Library("copyreg", _reducers, lambda copyreg, _, each: copyreg.pickle(*each)),
+    "matplotlib.projections": Library(
+        "matplotlib.projections",
+        _projections,
+        lambda projections, _, each: projections.register_projection(each),
+    ),
+    "matplotlib colormaps": Library(
+        "matplotlib.cm",
+        lambda _: _colormaps(sys.modules["matplotlib"]),
+        lambda _, name, each: sys.modules["matplotlib"].colormaps.register(
+            each, name=name, force=True
+        ),
+    ),
+    "pandas accessors": Library("pandas", _accessors, _register_accessor),
     "logging": Library("logging", _logging_state, _set_logging, lambda _: {"": 30, _HANDLERS: []}),
     "torch options": Library("torch", _torch_options, _set_torch_option, _torch_defaults),
+    "torch device": Library("torch", _torch_device, _set_torch_device, lambda _: {"device": "cpu"}),
+    "torch printing": Library(
+        "torch._tensor_str",
+        _print_options,
+        lambda module, name, value: setattr(module.PRINT_OPTS, name, value),
+        lambda module: dict(vars(type(module.PRINT_OPTS)())),
+    ),
+    "cudnn": Library(
+        "torch.backends.cudnn",
+        _attributes(*_CUDNN),
+        setattr,
+        lambda _: dict.fromkeys(_CUDNN, False),
+    ),
     "warnings": Library("warnings", _filters, _set_filters),
     "random": Library(
         "random",

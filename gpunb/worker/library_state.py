@@ -10,7 +10,7 @@ import contextlib
 import pickle
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ def taken(*, random: bool) -> dict[str, bytes]:
         if module is None:
             state = _waiting.get(name, {})
         else:
-            state = _changes(_read(library, module), library.default(module))
+            state = _changes(_read(library, module), _default(library, module))
         if state:
             found[name] = _packed(state)
     return found
@@ -53,7 +53,7 @@ class LibraryWatch:
 
     def _apply(self, name: str, state: State, module: Any) -> None:
         library, before = LIBRARIES[name], _applied.get(name, {})
-        default = library.default(module)
+        default = _default(library, module)
         _write(name, {each: default[each] for each in before if each in default} | state, module)
         if library.random:
             self._before[name] = state
@@ -68,7 +68,7 @@ class LibraryWatch:
             module = sys.modules.get(library.module)
             if module is None or (library.random and not random):
                 continue
-            before = self._before.get(name) or library.default(module)
+            before = self._before.get(name) or _default(library, module)
             if changes := _changes(_read(library, module), before):
                 found[name] = _packed(changes)
         return found
@@ -93,8 +93,16 @@ _waiting: dict[str, State] = {}
 
 
 def _read(library: Library, module: Any) -> State:
+    return _asked(library.read, module)
+
+
+def _default(library: Library, module: Any) -> State:
+    return _asked(library.default, module)
+
+
+def _asked(ask: Callable[[Any], State], module: Any) -> State:
     try:
-        return library.read(module)
+        return ask(module)
     except Exception:  # another release keeps them elsewhere, or the user has changed its parts
         return {}
 

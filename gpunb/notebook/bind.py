@@ -6,6 +6,7 @@ import importlib
 import pickle
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias, cast
 from IPython.core.displayhook import CapturingDisplayHook
 
 from gpunb.data import serialize
-from gpunb.data.serialize import Payload
+from gpunb.data.serialize import Loss, Payload
 from gpunb.exceptions import GpunbError
 from gpunb.notebook.shell import NotebookShell
 from gpunb.notebook.shipment import Shipment
@@ -71,7 +72,8 @@ def bind_result(
     Raises:
         GpunbError: the payload cannot be unpickled.
     """
-    result, values, lost = _load(shell.user_ns, payload, shipment)
+    # Later the notebook may have changed its tensors itself.
+    result, values, lost = _load(shell.user_ns, payload, shipment, fill=shipment.since is None)
     left_behind = [
         each for each in result.left_behind if each[0] != LAST
     ]  # the value was shown all the same
@@ -83,7 +85,7 @@ def bind_result(
     if shell.shows and figures.inline():
         figures.expect(shell.ip)
     if shipment.since is None:  # else the notebook may have changed them itself meanwhile
-        left_behind.extend(bring_home(attributes, shipment.objects))
+        left_behind.extend(bring_home(attributes))
         libraries = dict(result.libraries)
         if (chosen := libraries.pop(figures.CHOSEN, None)) is not None:
             figures.bring_home(shell.ip, pickle.loads(chosen))
@@ -94,9 +96,46 @@ def bind_result(
             captured = isinstance(sys.displayhook, CapturingDisplayHook)
             if result.shown and LAST not in lost and not captured:
                 shell.set_output(last)
+    if shipment.losses is not None and result.losses is not None:
+        warn(_table({"to the cell": shipment.losses, "home": result.losses}))
+    shell.part(_Detached).note(shipment.detached, "went to the cell", warn)
+    if session is None:  # its next cells have the graph
+        shell.part(_Detached).note(result.detached, "came home", warn)
     for reason in dict.fromkeys(reason for _, reason in left_behind):
         warn(_left_behind([name for name, why in left_behind if why == reason], reason, session))
     return Home(result, last, values, unbound, tuple(left_behind))
+
+
+def _table(losses: Mapping[str, list[Loss]]) -> str:
+    """What differs after the trip, by the way on which it is lost."""
+    rows = [(each.where, way, each.what) for way, some in losses.items() for each in some]
+    if not rows:
+        return (
+            "gpunb: --check: nothing is lost on the way to the cell, and nothing on the way home\n"
+        )
+    rows = [("--check", "lost on the way", "what"), *rows]
+    wide = [max(len(row[at]) for row in rows) for at in (0, 1)]
+    lines = [f"gpunb: {a:{wide[0]}}  {b:{wide[1]}}  {c}" for a, b, c in rows]
+    return "".join(f"{line}\n" for line in lines)
+
+
+class _Detached:
+    """Says once for each name and way that tensors came without their graphs."""
+
+    def __init__(self, _: NotebookShell) -> None:
+        self._said: set[tuple[str, str]] = set()
+
+    def note(self, names: Iterable[str], way: str, warn: Callable[[str], object]) -> None:
+        """Say it of the names of which it was not said."""
+        new = [name for name in names if (name, way) not in self._said and name != LAST]
+        self._said.update((name, way) for name in new)
+        if new:
+            its = "its graph" if len(new) == 1 else "their graphs"
+            warn(
+                f"gpunb: {', '.join(map(repr, new))} {way} without {its}, so backward() cannot go "
+                "on from there; cells of a session (--session NAME) keep graphs, and .detach() "
+                "says that none is needed\n"
+            )
 
 
 def load_result(
@@ -116,15 +155,19 @@ def load_result(
 
 
 def _load(
-    space: dict[str, Any], payload: Payload, shipment: Shipment
+    space: dict[str, Any], payload: Payload, shipment: Shipment, *, fill: bool = False
 ) -> tuple[CellResult, dict[str, Any], dict[str, Exception]]:
-    """The result of a cell, its values, and the errors of values that cannot be unpickled."""
+    """The result of a cell, its values, and the errors of values that cannot be unpickled; with
+    `fill` tensors of the notebook that come back stay the same objects."""
     shared = partial(serialize.part_at, shipment.objects)
-    load = partial(serialize.loads_names, namespace=space, lazy_modules=True, shared=shared)
+    load = partial(
+        serialize.loads_names, namespace=space, lazy_modules=True, shared=shared, fill=fill
+    )
     try:
-        result, values, lost = load(payload)
-        if result.home is not None:
-            return _of_ranks(result, space, *load(result.home))
+        with warnings.catch_warnings(action="ignore"):  # of libraries, which unpacking alone causes
+            result, values, lost = load(payload)
+            if result.home is not None:
+                return _of_ranks(result, space, *load(result.home))
     except Exception as error:
         raise GpunbError(
             "the cell ran, but what it bound cannot be made again in the notebook: "

@@ -8,7 +8,7 @@ import contextlib
 import linecache
 import types
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -62,6 +62,7 @@ class CellRequest:
         ranks: the ranks that run the cell; None for one process.
         show: ranks whose output is shown in full.
         given: values of names for this cell only, as for a trial of a sweep.
+        check: whether to list what differs after the trip.
     """
 
     source: str
@@ -77,6 +78,7 @@ class CellRequest:
     ranks: Ranks | None = None
     show: frozenset[int] = frozenset()
     given: Mapping[str, Any] = field(default_factory=dict)
+    check: bool = False
 
     def folds(self, shell: NotebookShell) -> Folds | None:
         """The display of the output of its ranks."""
@@ -126,15 +128,34 @@ def pack_cell(
         SyntaxError: the cell is not Python.
     """
     code = _read(shell, request, number)
-    contents = _collect(shell.user_ns, code, request)
-    cell = _cell(shell, code, contents, request, number=number, late=late)
-    payload = _packed(cell, contents.values, contents.optional)
-    space, objects, binds, since = shell.user_ns, contents.objects, code.binds, None
+    space, binds, since = shell.user_ns, code.binds, None
+    inner: list[types.FunctionType] = []  # functions within the objects, such as a hook of a model
+    while True:
+        contents = _collect(space, code, request, inner)
+        cell = _cell(shell, code, contents, request, number=number, late=late)
+        # Warnings of libraries that packing alone causes are of no use.
+        with warnings.catch_warnings(action="ignore"), serialize.noting_functions() as functions:
+            payload = _packed(cell, contents.values, contents.optional)
+        unsent = space.keys() - contents.objects.keys()
+        more = [each for each in functions if _looked_up(each, space) & unsent]
+        if all(each in inner for each in more):
+            break
+        inner += more
+    objects = contents.objects
     objects.update((name, space[name]) for name in cell.deletes)
     if late:
         since = Since(space, space if binds is None else binds | objects.keys(), objects)
     sent = frozenset(contents.values)
-    return payload, Shipment(objects, sent, binds, since, request.expression, code.python)
+    return payload, Shipment(
+        objects,
+        sent,
+        binds,
+        since,
+        request.expression,
+        code.python,
+        detached=serialize.with_graph(contents.values),
+        losses=_losses(contents.values) if request.check else None,
+    )
 
 
 def meaning(shell: NotebookShell, request: CellRequest) -> tuple[Any, ...]:
@@ -157,11 +178,13 @@ def _read(shell: NotebookShell, request: CellRequest, number: int) -> _Code:
     return _Code(text, python, file, names, None if hidden else names.binds)
 
 
-def _collect(space: Mapping[str, Any], code: _Code, request: CellRequest) -> _Contents:
-    """Collect the objects for a cell."""
+def _collect(
+    space: Mapping[str, Any], code: _Code, request: CellRequest, inner: Sequence[Any] = ()
+) -> _Contents:
+    """Collect the objects for a cell, with those that the functions `inner` look up."""
     names = code.names
     local = {name: request.local[name] for name in sorted(names.reads & request.local.keys())}
-    needed, optional, codes = _select(space, names, request.inputs, local)
+    needed, optional, codes = _select(space, names, request.inputs, local, inner)
     outputs = space.get("_oh", {}) if space.get("Out") is space.get("_oh") else {}
     past = {f"_{each}": outputs[each] for each in names.outputs & outputs.keys()}
     objects = {name: space[name] for name in sorted((needed | optional) & space.keys())} | past
@@ -189,16 +212,18 @@ def _select(
     names: CellNames,
     inputs: tuple[str, ...] | None,
     local: Mapping[str, Any],
+    inner: Sequence[Any],
 ) -> tuple[set[str], set[str], set[types.CodeType]]:
     """The names that the cell needs, names that it may need, and the code of the functions among
     the objects."""
+    others = *local.values(), *inner
     if inputs is not None:
         if missing := [each for each in inputs if each not in space]:
             raise UsageError(f"%%gpu --in: not bound in the notebook: {', '.join(missing)}")
-        needed, codes = _with_globals(inputs, space, *local.values())
+        needed, codes = _with_globals(inputs, space, *others)
         return needed, set(), codes
     bound = space.keys() - _NOT_DATA
-    needed, codes = _with_globals((names.reads - local.keys()) & bound, space, *local.values())
+    needed, codes = _with_globals((names.reads - local.keys()) & bound, space, *others)
     optional, more = _with_globals(names.mentioned & bound, space)
     return needed, (optional | _within(needed, space)) - needed, codes | more
 
@@ -246,6 +271,7 @@ def _cell(
         libraries=library_state.taken(random=session is None and not apart),
         brings="" if apart else "settings" if session is not None else "all",
         request=(shell.request().get("header") or {}).get("msg_id", ""),
+        check=request.check,
     )
 
 
@@ -300,9 +326,15 @@ def _with_globals(
     used, codes = set(names), set()
     for function in serialize.functions_within(*(space[name] for name in names), *others):
         codes.add(function.__code__)
-        if function.__globals__ is space:
-            used.update(global_names(function.__code__))
+        used.update(_looked_up(function, space))
     return used - _NOT_DATA, codes
+
+
+def _looked_up(function: types.FunctionType, space: Mapping[str, Any]) -> set[str]:
+    """The names of the notebook that a function looks up, also those that are not bound yet."""
+    if function.__globals__ is not space:
+        return set()
+    return set(global_names(function.__code__)) - _NOT_DATA
 
 
 def _within(names: Iterable[str], space: Mapping[str, Any]) -> set[str]:
@@ -382,6 +414,11 @@ def _packed(cell: Cell, values: dict[str, Any], optional: set[str]) -> Payload:
                     raise UsageError(f"%%gpu: {error}") from None
                 del values[name]
         return _dumps(cell, values)
+
+
+def _losses(values: dict[str, Any]) -> list[serialize.Loss]:
+    with serialize.staying() or contextlib.nullcontext():
+        return serialize.losses(values, "cell")
 
 
 def _dumps(cell: Cell, values: dict[str, Any]) -> Payload:

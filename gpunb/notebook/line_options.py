@@ -77,6 +77,8 @@ def check_sweep(arguments: Any) -> None:
         return
     if arguments.session is not None:
         raise ValueError("--sweep does not go with --session: each trial has a process of its own")
+    if arguments.check:
+        raise ValueError("--check does not go with --sweep: check the cell for one value first")
     if arguments.ranks is not None:
         raise ValueError(
             f"--ranks {arguments.ranks} does not go with --sweep: a trial runs in one process"

@@ -169,6 +169,11 @@ class GpuMagics(Magics):
         "part; always with auto",
     )
     @argument(
+        "--check",
+        action="store_true",
+        help="list what the cell's names lose on the way to the worker and home, such as graphs",
+    )
+    @argument(
         "--priority",
         type=int,
         metavar="N",
@@ -301,6 +306,7 @@ class GpuMagics(Magics):
             largest=parse_size(self.largest, "GpuMagics.largest"),
             ranks=ranks,
             show=show,
+            check=arguments.check,
         )
         return request, arguments
 

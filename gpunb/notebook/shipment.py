@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpunb.data.serialize import Loss
 from gpunb.worker.cell.change_detection import Fingerprints
 
 
@@ -53,6 +54,8 @@ class Shipment:
         since: the notebook's names at that moment, for a cell in the background.
         expression: whether the cell is an expression for its value.
         python: the cell as IPython has transformed it.
+        detached: names of values with tensors whose graph stays in the notebook.
+        losses: what the values lose on the way, if the user has asked for it.
     """
 
     objects: Mapping[str, Any]
@@ -61,3 +64,5 @@ class Shipment:
     since: Since | None = None
     expression: bool = False
     python: str = ""
+    detached: tuple[str, ...] = ()
+    losses: list[Loss] | None = None

@@ -310,7 +310,7 @@ def test_bars_end_at_full(cell: Kernel, module: str) -> None:
         "print('IPKernelApp' in get_ipython().config)\n"
         "import gpunb\nprint(gpunb.status()['running'][0]['progress'])"
     )
-    assert (result.stdout, result.stderr) == ("False\nFalse\n1.0\n", "")
+    assert (result.stdout, result.stderr) == ("False\nTrue\n1.0\n", "")
     bar = model(cell, "FloatProgress")[1]
     assert (bar.state["value"], bar.state["max"], bar.state["bar_style"]) == (7, 7, "success")
     assert "7/7" in model(cell, "HTML", 1)[1].state["value"]

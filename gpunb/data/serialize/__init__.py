@@ -1,8 +1,9 @@
 """Functions, arguments, results and exceptions to and from bytes."""
 
 from gpunb.data.serialize import reducers  # noqa: F401 - registers the reducers
-from gpunb.data.serialize.devices import Moved, moving, staying
+from gpunb.data.serialize.devices import Moved, moving, staying, with_graph
 from gpunb.data.serialize.failures import dump_failure, load_failure
+from gpunb.data.serialize.fidelity import Loss, losses
 from gpunb.data.serialize.functions import (
     captured,
     dumps_function,
@@ -12,7 +13,7 @@ from gpunb.data.serialize.functions import (
 )
 from gpunb.data.serialize.modules import lazy_module, modules_within
 from gpunb.data.serialize.parts import Part, in_array, part_at, parts
-from gpunb.data.serialize.pickler import note_reference
+from gpunb.data.serialize.pickler import note_reference, noting_functions
 from gpunb.data.serialize.salvage import loads_arguments, loads_names
 from gpunb.data.serialize.sources import with_sources
 from gpunb.data.serialize.values import (
@@ -27,6 +28,7 @@ from gpunb.data.serialize.values import (
 
 __all__ = [
     "INLINE_LIMIT",
+    "Loss",
     "Moved",
     "Part",
     "Payload",
@@ -44,13 +46,16 @@ __all__ = [
     "loads_arguments",
     "loads_function",
     "loads_names",
+    "losses",
     "modules_within",
     "moving",
     "note_reference",
+    "noting_functions",
     "part_at",
     "parts",
     "staying",
     "still_current",
     "to_wires",
+    "with_graph",
     "with_sources",
 ]

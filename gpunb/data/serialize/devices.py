@@ -11,17 +11,21 @@ whole storage already.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pickle
 import sys
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 from gpunb.data.serialize import pickler
+from gpunb.data.serialize.identities import has_identity
+from gpunb.data.serialize.parts import parts
 from gpunb.scheduler.resources import size_text
 
-__all__ = ["Moved", "moving", "staying"]
+__all__ = ["LEFT_OUT", "Moved", "moving", "staying", "with_graph"]
 
 _LIBRARIES = ("torch", "jax", "cupy")
 _HOST = frozenset({"cpu", "meta"})
@@ -113,10 +117,14 @@ class Pickler(pickler.StreamPickler):
     def __init__(self, pieces: list[Any], buffers: list[memoryview] | None, moved: Moved) -> None:
         super().__init__(pieces, buffers)
         self._tensors = Tensors(moved)
+        self._kept = _Kept()
+        self._keeps = pickler.keeps_identities()
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce tensors here, and other objects as cloudpickle does."""
         reduced = self._tensors.reduce(obj)
+        if self._keeps and (kind := self._kept[type(obj)]) and (kind != _HOOKS or _has_hooks(obj)):
+            return _identified(obj, kind, reduced)
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
@@ -126,6 +134,8 @@ class Tensors:
     def __init__(self, moved: Moved) -> None:
         self.moved = moved
         self.storages: dict[int, _Storage] = {}
+        self.arrays: dict[tuple[int, int], Any] = {}
+        """Arrays of numpy on the host, by address and bytes."""
         self._reducers: dict[type, _Reducer | None] = {}
 
     def reduce(self, obj: Any) -> Any:
@@ -150,6 +160,8 @@ def _reducer(obj: Any) -> _Reducer | None:
         return _reduce_torch
     if torch is not None and issubclass(kind, getattr(torch, "Generator", ())):
         return _reduce_generator
+    if torch is not None and (kind.__module__, kind.__name__) == ("numpy", "ndarray"):
+        return _reduce_array
     if jax is not None and isinstance(obj, getattr(jax, "Array", ())):
         return _reduce_jax
     if "cupy" in sys.modules and any(_is_of_package(each, "cupy") for each in kind.__mro__):
@@ -179,12 +191,75 @@ def _reduce_torch(tensors: Tensors, tensor: Any) -> Any:
     reduced = _without_gradient(tensors, tensor)
     torch = sys.modules["torch"]
     plain = type(tensor) in (torch.Tensor, _parameter(torch)) and getattr(tensor, "is_leaf", False)
-    gradient = tensor.grad if plain else None
-    if gradient is None:
+    more = {name: getattr(tensor, name, None) for name in LEFT_OUT} if plain else {}
+    more = {name: value for name, value in more.items() if value is not None}
+    if not more:
         return reduced
-    # PyTorch's own reducer leaves the gradient out: the optimizer's next step would do nothing.
     whole = tensor.__reduce_ex__(pickler.PROTOCOL) if reduced is NotImplemented else reduced
-    return (*whole[:2], gradient, None, None, _set_gradient) if len(whole) == 2 else reduced
+    return (*whole[:2], more, None, None, _set_more) if len(whole) == 2 else reduced
+
+
+LEFT_OUT = ("grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+"""What PyTorch's own reducer leaves out. Without the gradient, the optimizer's next step would do
+nothing."""
+
+
+_TENSOR, _OPTIMIZER, _HOOKS = "Tensor", "optim.Optimizer", "hooks"
+_KEPT = (_TENSOR, "nn.Module", _OPTIMIZER, "optim.lr_scheduler.LRScheduler")
+"""Classes of PyTorch whose instances stay the same objects; see `identities`."""
+
+
+class _Kept(dict[type, str]):
+    """The class of `_KEPT` that a class is or inherits from, `_HOOKS` for dicts that may be
+    PyTorch's hooks; empty for others."""
+
+    def __missing__(self, kind: type) -> str:
+        torch = sys.modules.get("torch")
+        self[kind] = _HOOKS if kind is OrderedDict else ""
+        for name in _KEPT if torch is not None else ():
+            found = torch
+            for part in name.split("."):
+                found = getattr(found, part, None)
+            if isinstance(found, type) and issubclass(kind, found):
+                self[kind] = name
+        return self[kind]
+
+
+def _has_hooks(obj: OrderedDict[Any, Any]) -> bool:
+    """Whether this is a dict of PyTorch's hooks, by their numbers. Handles refer to it weakly."""
+    return has_identity(obj) or (bool(obj) and type(next(iter(obj))) is int)
+
+
+def _identified(obj: Any, kind: str, reduced: Any) -> Any:
+    """Add the identity of an object to what it is reduced to."""
+    if reduced is NotImplemented:
+        reduced = obj.__reduce_ex__(pickler.PROTOCOL)
+    if not isinstance(reduced, tuple):
+        return reduced
+    if kind == _TENSOR:
+        if reduced[-1] is not _set_more:
+            return pickler.with_identity(obj, reduced, LEFT_OUT)
+        without = tuple(name for name in LEFT_OUT if name not in reduced[2])
+        return pickler.with_identity(obj, reduced, without)
+    if kind == _OPTIMIZER and len(reduced) > 2:
+        reduced = *reduced[:2], {**reduced[2], **_tracking(obj)}, *reduced[3:]
+    return pickler.with_identity(obj, reduced)
+
+
+def _tracking(optimizer: Any) -> dict[str, Any]:
+    """Return the attributes by which a scheduler follows the steps of its optimizer. PyTorch leaves
+    them out of the optimizer's state, and warns of a step that was overridden."""
+    step = vars(optimizer).get("step")
+    if not hasattr(step, "_wrapped_by_lr_sched"):
+        return {}
+    tracked = functools.partial(_step, optimizer)
+    tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # noqa: SLF001
+    return {"step": tracked, "_opt_called": getattr(optimizer, "_opt_called", False)}
+
+
+def _step(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+    optimizer._opt_called = True  # noqa: SLF001 - as PyTorch's own function
+    return type(optimizer).step(optimizer, *arguments, **named)
 
 
 def _reduce_generator(tensors: Tensors, generator: Any) -> Any:
@@ -194,12 +269,33 @@ def _reduce_generator(tensors: Tensors, generator: Any) -> Any:
     return _generator, (generator.initial_seed(),)
 
 
+def _reduce_array(tensors: Tensors, array: Any) -> Any:
+    """Reduce an array that has the memory of a tensor of the stream to a view of that."""
+    start, size = array.ctypes.data, array.nbytes
+    flags = array.flags
+    if not size or array.dtype.hasobject or not (flags.c_contiguous and flags.writeable):
+        return NotImplemented
+    for known in tensors.storages.values():
+        offset = start - known.storage.data_ptr()
+        if known.part is None and 0 <= offset <= known.storage.nbytes() - size:
+            return _array, (known, array.dtype, offset, array.shape)
+    tensors.arrays[start, size] = array
+    return NotImplemented
+
+
+def _array(storage: Any, dtype: Any, start: int, shape: tuple[int, ...]) -> Any:
+    numpy, torch = importlib.import_module("numpy"), importlib.import_module("torch")
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return numpy.ndarray(shape, dtype, whole, start)
+
+
 def _generator(seed: int) -> Any:
     return importlib.import_module("torch").Generator().manual_seed(seed)
 
 
-def _set_gradient(tensor: Any, gradient: Any) -> None:
-    tensor.grad = gradient
+def _set_more(tensor: Any, more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        setattr(tensor, name, value)
 
 
 def _parameter(torch: Any) -> Any:
@@ -216,7 +312,7 @@ def _without_gradient(tensors: Tensors, tensor: Any) -> Any:
         return NotImplemented  # a parameter is pickled as its data, which is a plain tensor
     host = tensor.detach().cpu()
     if has_storage:
-        host.requires_grad_(tensor.requires_grad)
+        host.requires_grad_(tensor.requires_grad and tensor.is_leaf)
         vars(host).update(vars(tensor))
         if _is_plain(torch, host):
             # PyTorch's own reducer writes the address of the data, so that equal data would give
@@ -240,7 +336,6 @@ def _is_plain(torch: Any, tensor: Any) -> bool:
         or tensor.is_nested
         or tensor.is_conj()
         or tensor.is_neg()
-        or tensor._backward_hooks  # noqa: SLF001 - as PyTorch's own `__reduce_ex__`
         or vars(tensor)
     )
 
@@ -254,6 +349,8 @@ def _reduce_storage_view(tensors: Tensors, tensor: Any) -> Any:
         part = tensor.numel() * tensor.element_size()
         if storage.nbytes() < _LARGE or 2 * part >= storage.nbytes():
             known = _Storage(storage.cpu() if on_device else storage, storage)
+            if not on_device:
+                known.array = tensors.arrays.get((storage.data_ptr(), storage.nbytes()))
             tensors.storages[storage._cdata] = known  # noqa: SLF001
             moved = storage.nbytes()
         elif on_device or not tensor.is_contiguous():
@@ -267,12 +364,51 @@ def _reduce_storage_view(tensors: Tensors, tensor: Any) -> Any:
     if on_device:
         tensors.moved.note(moved)
     place = start, tuple(layout.size()), layout.stride()
-    return _tensor, (known, tensor.dtype, place, tensor.requires_grad)
+    # A tensor of a graph comes without it. As a leaf, its backward() would do nothing.
+    return _tensor, (known, tensor.dtype, place, tensor.requires_grad and tensor.is_leaf)
+
+
+def with_graph(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the values with tensors whose graph can still be followed backward."""
+    tensors = getattr(sys.modules.get("torch"), "Tensor", None)
+    if tensors is None:
+        return ()
+    graphs: dict[str, Any] = {}
+    for part, (name, *_) in parts(values, exact=False):
+        if isinstance(part, tensors) and part.grad_fn is not None:
+            graphs.setdefault(name, part.grad_fn)
+    return tuple(name for name, each in sorted(graphs.items()) if not _is_used(each))
+
+
+_MOST_NODES = 100
+
+
+def _is_used(graph: Any) -> bool:
+    """Whether a graph was followed backward: then PyTorch has let the tensors in it go."""
+    todo: list[Any] = [graph]
+    seen: set[Any] = set()
+    while todo and len(seen) < _MOST_NODES:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [each for each, _ in node.next_functions]
+        try:
+            for name in dir(node):
+                if name.startswith("_saved_"):
+                    getattr(node, name)
+        except RuntimeError:
+            return True
+    return False
 
 
 class _Storage:
     """Stands in the stream for a storage on the host, or for a `part` (start, bytes) of it. Keeps
-    `source` alive, so that no other storage gets its identity."""
+    `source` alive, so that no other storage gets its identity.
+
+    Attributes:
+        array: an array of numpy that came before it in the stream, and has its memory; or None.
+    """
 
     def __init__(
         self, storage: Any, source: Any = None, part: tuple[int, int] | None = None
@@ -280,11 +416,14 @@ class _Storage:
         self.storage = storage
         self.source = source
         self.part = part
+        self.array: Any = None
 
     def __reduce__(self) -> Any:
         start, size = self.part or (0, self.storage.nbytes())
         if not size:
             return _storage, (b"",)
+        if self.array is not None:
+            return _storage_of, (self.array,)
         ctypes = importlib.import_module("ctypes")  # imported here to keep `import gpunb` fast
         memory = (ctypes.c_ubyte * size).from_address(self.storage.data_ptr() + start)
         # Either attribute keeps the storage alive; `reuse` looks at the name.
@@ -292,11 +431,18 @@ class _Storage:
         return _storage, (pickle.PickleBuffer(memoryview(memory).cast("B")),)
 
 
+def _storage_of(array: Any) -> Any:
+    flat = array.reshape(-1).view("u1")
+    return importlib.import_module("torch").from_numpy(flat).untyped_storage()
+
+
 def _storage(memory: Any) -> Any:
     torch = importlib.import_module("torch")
     if not len(memory):
         return torch.UntypedStorage(0)
-    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    # PyTorch cannot resize a storage in memory of others.
+    return (tensor if len(memory) >= _LARGE else tensor.clone()).untyped_storage()
 
 
 def _tensor(storage: Any, dtype: Any, place: tuple[Any, ...], requires_grad: bool) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeAlias
 
-__all__ = ["Part", "in_array", "part_at", "parts", "preamble"]
+__all__ = ["Part", "Path", "at", "in_array", "part_at", "parts", "preamble"]
 
 Path: TypeAlias = tuple[Any, ...]
 """A name, then (whether the step is an item, its key or attribute name) for each step."""
@@ -35,14 +35,19 @@ _PLAIN = (
 )
 
 
-def parts(values: Mapping[str, Any], *, exact: bool) -> Iterator[Part]:
+def parts(values: Mapping[str, Any], *, exact: bool, repeated: bool = False) -> Iterator[Part]:
     """Yield the values and their parts, each once, those with the shortest paths first. With
-    `exact` the paths lead to the same parts in a pickled copy of the values."""
+    `exact` the paths lead to the same parts in a pickled copy of the values; with `repeated` a part
+    comes again for each other path to it."""
     todo: deque[Part] = deque((value, (name,)) for name, value in values.items())
     seen: set[int] = set()
     while todo and len(seen) < _MOST:
         thing, path = todo.popleft()
-        if id(thing) in seen or isinstance(thing, _PLAIN):
+        if isinstance(thing, _PLAIN):
+            continue
+        if id(thing) in seen:
+            if repeated:
+                yield thing, path
             continue
         seen.add(id(thing))
         yield thing, path
@@ -90,7 +95,12 @@ def _ordinary(kind: Any) -> bool:
 
 def part_at(values: Mapping[str, Any], path: bytes) -> Any:
     """Return the part at a pickled path."""
-    name, *steps = pickle.loads(path)
+    return at(values, pickle.loads(path))
+
+
+def at(values: Mapping[str, Any], path: Path) -> Any:
+    """Return the part at a path."""
+    name, *steps = path
     part = values[name]
     for item, key in steps:
         part = part[key] if item else vars(part)[key]

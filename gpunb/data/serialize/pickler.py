@@ -6,6 +6,7 @@ devices, and where the value goes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import pickle
@@ -17,6 +18,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from cloudpickle import cloudpickle
 
+from gpunb.data.serialize import identities
 from gpunb.data.serialize.parts import Part, preamble
 
 PROTOCOL = 5
@@ -51,6 +53,24 @@ def set_way(way: Way) -> Way:
     return before
 
 
+def keeps_identities() -> bool:
+    """Whether the values that this thread pickles are the names of a cell, on their way to it or
+    home. Tensors and functions among them stay the same objects; see `identities`."""
+    return getattr(_collector, "way", "task") in ("cell", "home")
+
+
+@contextlib.contextmanager
+def noting_functions() -> Iterator[list[types.FunctionType]]:
+    """Note the functions that this thread pickles by value, in a list."""
+    before = getattr(_collector, "functions", None)
+    found: list[types.FunctionType] = []
+    _collector.functions = found
+    try:
+        yield found
+    finally:
+        _collector.functions = before
+
+
 def set_moving(moving: Moving | None) -> Moving | None:
     """Set what makes this thread's pickler, None for the usual one; return the setting before."""
     before: Moving | None = getattr(_collector, "moving", None)
@@ -66,27 +86,65 @@ class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
         # A bound method would make a cycle, which keeps large pieces until garbage is collected.
         callback = None if buffers is None else functools.partial(_keep_buffer, buffers)
         super().__init__(self, protocol=PROTOCOL, buffer_callback=callback)
+        self._cells: dict[int, Any] = {}  # an `_EmptyCell` each
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce classes and functions as cloudpickle does; a class keeps its slots."""
+        """Reduce classes and functions as cloudpickle does; a class keeps its slots and its
+        qualified name."""
         if issubclass(type(obj), type):
-            return _with_slots(obj, cloudpickle._class_reduce(obj))  # noqa: SLF001
+            return _with_more(obj, cloudpickle._class_reduce(obj))  # noqa: SLF001
         if isinstance(obj, types.FunctionType):
-            return self._function_reduce(obj)
+            reduced = self._function_reduce(obj)
+            functions = getattr(_collector, "functions", None)
+            if functions is not None and reduced is not NotImplemented:
+                functions.append(obj)
+            return with_identity(obj, reduced) if keeps_identities() else reduced
         return NotImplemented
 
+    def _function_getnewargs(self, func: types.FunctionType) -> tuple[Any, ...]:
+        """Return cloudpickle's arguments for a function, but with cells that functions share."""
+        *rest, _ = super()._function_getnewargs(func)
+        cells = func.__closure__
+        shared = cells and tuple(self._cells.setdefault(id(c), _EmptyCell(c)) for c in cells)
+        return (*rest, shared)
 
-def _with_slots(cls: type, reduced: Any) -> Any:
-    """Add the slots of a class to the arguments that make it. cloudpickle's classes have a
-    ``__dict__`` instead, and the receiver could not make their instances with the first class."""
-    slots = vars(cls).get("__slots__")
-    if not slots or not isinstance(reduced, tuple):  # typing.NamedTuple takes not even empty ones
+
+class _EmptyCell:
+    """Stands for the cell of a variable. The receiver makes one cell of it for all functions of
+    the stream that have the variable; the state of the functions sets its content."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self.cell = cell
+
+    def __reduce__(self) -> Any:
+        return cloudpickle._make_empty_cell, ()  # noqa: SLF001
+
+
+def with_identity(obj: Any, reduced: Any, without: tuple[str, ...] = ()) -> Any:
+    """Add the identity of an object to what it is reduced to, and the names of attributes that it
+    has no value of; see `identities`."""
+    if not isinstance(reduced, tuple):
+        return reduced
+    make, arguments, *rest = reduced
+    return identities.identified, (identities.identity_of(obj), make, arguments, without), *rest
+
+
+def _with_more(cls: type, reduced: Any) -> Any:
+    """Add the slots and the qualified name of a class to the arguments that make it. cloudpickle's
+    classes have a ``__dict__`` instead of slots, and the receiver could not make their instances
+    with the first class."""
+    more: dict[str, Any] = {}
+    if slots := vars(cls).get("__slots__"):  # typing.NamedTuple takes not even empty ones
+        more["__slots__"] = slots
+    if cls.__qualname__ != cls.__name__:
+        more["__qualname__"] = cls.__qualname__
+    if not more or not isinstance(reduced, tuple):
         return reduced
     make, arguments, *state = reduced
     if make is not cloudpickle._make_skeleton_class:  # noqa: SLF001
         return reduced
     kind, name, bases, made_with, *rest = arguments
-    return make, (kind, name, bases, {**made_with, "__slots__": slots}, *rest), *state
+    return make, (kind, name, bases, {**made_with, **more}, *rest), *state
 
 
 def _reduce_file(file: io.TextIOWrapper) -> Any:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cloudpickle import cloudpickle
 
+from gpunb.data.serialize import identities
 from gpunb.data.serialize.modules import lazy_module
 
 __all__ = ["Rebuilder", "Rebuilding", "Replacing", "StreamReader"]
@@ -47,6 +48,7 @@ class Rebuilding:
         update_classes: whether attributes that arrive replace those of a class that was made in
             this process; otherwise only missing ones are added.
         shared: returns the objects of this process that the stream names.
+        fill: whether tensors that this process has already are filled, in place of new ones.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Rebuilding:
         lazy_modules: bool = False,
         update_classes: bool = False,
         shared: Shared | None = None,
+        fill: bool = False,
     ) -> None:
         self.shared = shared
         self._namespace = namespace
@@ -69,6 +72,8 @@ class Rebuilding:
             self.replacements["_function_setstate"] = self._set_function_state
         if lazy_modules:
             self.replacements["subimport"] = lazy_module
+        if fill:
+            self.replacements["identified"] = identities.filled
 
     def _make_function(
         self, code: types.CodeType, base_globals: dict[str, Any], *rest: Any
@@ -100,6 +105,10 @@ class Rebuilding:
         return cloudpickle._class_setstate(cls, (attributes, slots))
 
 
+_REPLACED = ("cloudpickle.cloudpickle", identities.__name__)
+"""The modules of the functions that are replaced."""
+
+
 class Replacing(_Unpickler):
     """The part of both unpicklers that reads a stream in memory and replaces functions."""
 
@@ -119,7 +128,7 @@ class Replacing(_Unpickler):
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Return the function or class of a name in the stream."""
-        if module == "cloudpickle.cloudpickle" and name in self._replacements:
+        if module in _REPLACED and name in self._replacements:
             return self._replacements[name]
         return super().find_class(module, name)
 

@@ -31,6 +31,7 @@ def loads_names(
     namespace: dict[str, Any],
     lazy_modules: bool = False,
     shared: Shared | None = None,
+    fill: bool = False,
 ) -> tuple[Any, dict[str, Any], dict[str, Exception]]:
     """Unpickle a pair of a value and a dict of named values; leave out named values that fail.
 
@@ -41,13 +42,15 @@ def loads_names(
         whatever unpickling the first value raises.
     """
     try:
-        made = values.loads(payload, namespace=namespace, lazy_modules=lazy_modules, shared=shared)
+        made = values.loads(
+            payload, namespace=namespace, lazy_modules=lazy_modules, shared=shared, fill=fill
+        )
         return *made, {}
     except Exception as error:
         failed = error
     try:  # outside of the first `try`, whose error would keep the frames alive
         salvager = Salvager(
-            *values.opened(payload), Rebuilding(namespace, lazy_modules, shared=shared)
+            *values.opened(payload), Rebuilding(namespace, lazy_modules, shared=shared, fill=fill)
         )
         first, named = salvager.load()
         lost = {name: why for name, each in named.items() if (why := salvager.lost(each))}

@@ -239,20 +239,21 @@ def loads(
     lazy_modules: bool = False,
     update_classes: bool = False,
     shared: Shared | None = None,
+    fill: bool = False,
 ) -> Any:
     """Unpickle the value of a payload. Each call returns a new, independent value.
 
     Args:
         payload: a result of `dumps`. Its segment stays open.
-        namespace, lazy_modules, update_classes, shared: see `Rebuilding`.
+        namespace, lazy_modules, update_classes, shared, fill: see `Rebuilding`.
 
     Raises:
         whatever unpickling raises, such as ImportError.
     """
     stream, buffers = opened(payload)
-    if shared is None and isinstance(stream, bytes) and _BY_VALUE not in stream:
+    if shared is None and not fill and isinstance(stream, bytes) and _BY_VALUE not in stream:
         return pickle.loads(stream, buffers=buffers)
-    rebuilding = Rebuilding(namespace, lazy_modules, update_classes, shared)
+    rebuilding = Rebuilding(namespace, lazy_modules, update_classes, shared, fill)
     return Rebuilder(stream, buffers, rebuilding).load()
 
 

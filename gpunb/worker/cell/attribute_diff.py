@@ -1,4 +1,5 @@
-"""Finds the attributes of functions and classes that a cell has changed.
+"""Finds the attributes of functions and classes that a cell has changed, and the variables of
+functions within functions.
 
 They travel apart from the values and are set on the notebook's own functions and classes, so that
 these stay the same objects.
@@ -11,13 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gpunb.data.serialize.identities import Identity, functions, identity_of, object_of
+from gpunb.data.serialize.pickler import closure_of
 from gpunb.data.serialize.rebuild import arrived_classes, class_of
 from gpunb.worker.cell.change_detection import Fingerprints
 
-Key: TypeAlias = str | tuple[str]
-"""A function's name in the notebook; or a tuple with the identity of a class in all processes."""
+Key: TypeAlias = Identity | tuple[str]
+"""The identity of a function, or a tuple with that of a class, in all processes."""
 
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
+_VARIABLE = "variable "
+"""Begins the name of a variable of a function, which is no attribute."""
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
@@ -27,6 +32,7 @@ class Attribute:
 
     Attributes:
         of: its function or class.
+        name: the name of the attribute, or `_VARIABLE` and that of a variable.
         deleted: whether the cell has deleted it.
         same: whether its value is the same object as before, changed in place.
     """
@@ -58,15 +64,19 @@ class _Before:
 
 
 class Attributes:
-    """Attributes of the functions among some values, and of classes that came from the notebook."""
+    """Attributes of the functions and classes that came from the notebook."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._before: dict[Key, _Before] = {
-            name: _Before(name, each)
-            for name, each in values.items()
-            if type(each) is types.FunctionType and each.__module__ == "__main__"
-        }
-        for identity, each in arrived_classes() if values else ():
+        self._names: dict[Key, set[str]] = {}
+        self._before: dict[Key, _Before] = {}
+        if not values:
+            return
+        for name, each in values.items():
+            if type(each) is types.FunctionType:
+                self._names.setdefault(identity_of(each), set()).add(name)
+        for key, function in functions():
+            self._before[key] = _Before(key, function)
+        for identity, each in arrived_classes():
             self._before[(identity,)] = _Before((identity,), each)
 
     def changed(self, outputs: tuple[str, ...] | None) -> dict[str, Attribute]:
@@ -75,26 +85,34 @@ class Attributes:
         return dict(
             each
             for key, before in self._before.items()
-            if outputs is None or key in outputs
+            if outputs is None or not self._names.get(key, set()).isdisjoint(outputs)
             for each in before.changed()
         )
 
 
-def bring_home(
-    attributes: Mapping[str, Attribute], functions: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def bring_home(attributes: Mapping[str, Attribute]) -> Iterator[tuple[str, str]]:
     """Set attributes on the notebook's own objects; yield each that fails, with the reason."""
     for title, each in attributes.items():
-        thing = functions.get(each.of) if isinstance(each.of, str) else class_of(*each.of)
+        thing = class_of(*each.of) if len(each.of) == 1 else object_of(each.of)
         try:
             if thing is None or (each.deleted and each.name not in vars(thing)):
                 continue
             if each.deleted:
                 delattr(thing, each.name)
+            elif each.name.startswith(_VARIABLE):
+                _set_variable(thing, each)
             elif not (each.same and _filled(vars(thing).get(each.name), each.value)):
                 setattr(thing, each.name, each.value)
         except Exception as error:  # the class may refuse it
             yield title, f"{type(error).__name__}: {error}"
+
+
+def _set_variable(function: Any, changed: Attribute) -> None:
+    at = function.__code__.co_freevars.index(changed.name.removeprefix(_VARIABLE))
+    cell = (function.__closure__ or ())[at]
+    own = dict(closure_of(function)).get(function.__code__.co_freevars[at])
+    if not (changed.same and _filled(own, changed.value)):
+        cell.cell_contents = changed.value
 
 
 def _filled(own: Any, value: Any) -> bool:
@@ -118,7 +136,8 @@ FILLED: dict[type, Callable[[Any, Any], object]] = {
 
 def _of(thing: Any) -> dict[str, Any]:
     if isinstance(thing, types.FunctionType):
-        return {**vars(thing), **{name: getattr(thing, name) for name in _DEFAULTS}}
+        variables = {f"{_VARIABLE}{name}": each for name, each in closure_of(thing)}
+        return {**vars(thing), **{name: getattr(thing, name) for name in _DEFAULTS}, **variables}
     return {
         name: each
         for name, each in vars(thing).items()

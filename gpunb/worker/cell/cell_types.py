@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpunb.data.serialize import Payload
+from gpunb.data.serialize import Loss, Payload
 from gpunb.worker.user_modules import Autoreload
 
 LOCALS = "__gpunb_locals__"
@@ -62,6 +62,7 @@ class Cell:
         brings: which changes of `libraries` come home: none, settings, or random states as well.
         request: id of the message that asked the kernel to run the cell; empty if the notebook
             shows no widgets.
+        check: whether to list what differs after the trip.
     """
 
     source: str
@@ -92,6 +93,7 @@ class Cell:
     libraries: Mapping[str, bytes] = field(default_factory=dict)
     brings: Literal["", "settings", "all"] = ""
     request: str = ""
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class CellResult:
         changed: names whose objects, given to the cell, were changed in place.
         kept: names whose values stay in the worker, each with the reason.
         own: names that the cell bound and that were not to come home.
+        detached: names of values with tensors whose graph stays in the worker.
+        losses: what the values lose on the way home, if the user has asked for it.
         shown: whether the values have the value of the last expression, under `LAST`.
         failure: the error of the cell, from `serialize.dump_failure`.
         traceback: the lines that IPython shows for that error.
@@ -126,6 +130,8 @@ class CellResult:
     changed: tuple[str, ...] = ()
     left_behind: tuple[tuple[str, str], ...] = ()
     own: tuple[str, ...] = ()
+    detached: tuple[str, ...] = ()
+    losses: list[Loss] | None = None
     shown: bool = False
     failure: Payload | None = None
     traceback: tuple[str, ...] = ()

@@ -213,6 +213,8 @@ def _select(
         changed=tuple(changed),
         left_behind=tuple(each for each in _take_out_large(values, cell) if each[0] not in same),
         own=tuple(bound.keys() - wanted.keys()),
+        detached=serialize.with_graph(values),
+        losses=_losses(values) if cell.check else None,
         shown=shown,
         flags=shell.compile.flags,
         libraries=libraries,
@@ -220,6 +222,16 @@ def _select(
     )
     shared = [] if cell.lasting or cell.outputs == () else _shared(values, given)
     return result, values, shared
+
+
+def _losses(values: dict[str, Any]) -> list[serialize.Loss]:
+    named = {
+        "the last value" if name == LAST else name: each
+        for name, each in values.items()
+        if not isinstance(each, Attribute)
+    }
+    with serialize.moving() or nullcontext():
+        return serialize.losses(named, "home")
 
 
 def _pack(

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from IPython.core.interactiveshell import ExecutionResult
+from traitlets.config import Config
 
 from gpunb.data import serialize
 from gpunb.data.serialize import Payload
@@ -62,7 +63,8 @@ def run(
     show = _in_order(remote.show)
     Publisher.show = Hook.show = staticmethod(show)
     names = shell.user_ns
-    cell, values, lost = serialize.loads_names(arguments, namespace=names)
+    with _quiet():
+        cell, values, lost = serialize.loads_names(arguments, namespace=names)
     for name, error in lost.items():
         text = f"{name!r} cannot be made again in the worker: {type(error).__name__}: {error}"
         raise GpunbError(text)
@@ -70,7 +72,8 @@ def run(
     rank = rank_of(code) if code else None
     if rank is not None and not rank.runs:
         return [serialize.dumps(None)] * RESULTS
-    before = Before.take(cell, names, values)
+    with _quiet():
+        before = Before.take(cell, names, values)
     _dress(shell, cell)
     widgets.begin(remote, show, cell.request)
     watch = libraries.LibraryWatch(cell.libraries, names)
@@ -86,9 +89,15 @@ def run(
     for name in cell.deletes:
         if names.get(name) is _ELSEWHERE:
             del names[name], before.names[name]
-    if rank is not None:
-        return pack_rank(rank, cell, executed, label=label, before=before, libraries=changed)
-    return pack_result(cell, executed, label, before, changed)
+    with _quiet():
+        if rank is not None:
+            return pack_rank(rank, cell, executed, label=label, before=before, libraries=changed)
+        return pack_result(cell, executed, label, before, changed)
+
+
+def _quiet() -> contextlib.AbstractContextManager[Any]:
+    """Show no warnings of libraries that only the packing of their objects causes."""
+    return warnings.catch_warnings(action="ignore")
 
 
 def _bind(names: dict[str, Any], cell: Cell, values: Mapping[str, Any]) -> None:
@@ -158,6 +167,8 @@ def _dress(shell: Shell, cell: Cell) -> None:
         Shell.__qualname__ = Shell.__name__
         if "zmq" in cell.shell[0]:
             when_loaded("pandas", wide_tables)
+            # And by this section of its configuration.
+            shell.config.setdefault("IPKernelApp", Config())
     shell.ast_node_interactivity = cell.interactivity
     assert isinstance(shell.compile, Compiler)
     shell.compile.flags = cell.flags

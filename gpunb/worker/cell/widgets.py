@@ -25,12 +25,11 @@ from typing import Any
 
 import comm
 from comm.base_comm import BaseComm, CommManager
-from traitlets.config import Config
 
 from gpunb.data import serialize
 from gpunb.data.serialize import Payload
 from gpunb.protocol import messages as msg
-from gpunb.worker.cell.shell import Show, prepare
+from gpunb.worker.cell.shell import Show
 from gpunb.worker.kernel_client import KernelClient
 
 
@@ -208,15 +207,14 @@ def _plain(value: Any) -> Any:
 # -------------------------------------------------------------------------------------------- tqdm
 
 _AUTOMATIC = "tqdm.autonotebook"
-_MODULE, _SECTION = "ipykernel.zmqshell", "IPKernelApp"
+_MODULE = "ipykernel.zmqshell"
 
 
 class _Bars:
     """Lets tqdm.auto choose bars that are widgets.
 
     tqdm.auto checks whether a module of ipykernel is loaded. Loading it takes a quarter of a
-    second, so an empty module takes its place while tqdm.auto is imported; so does an empty section
-    of the shell's configuration, which tqdm checked before 4.68.3.
+    second, so an empty module takes its place while tqdm.auto is imported.
     """
 
     @staticmethod
@@ -228,13 +226,11 @@ class _Bars:
             execute = spec.loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
-                config, sign = prepare().config, types.ModuleType(_MODULE)
-                config[_SECTION] = Config()
+                sign = types.ModuleType(_MODULE)
                 sys.modules.setdefault(_MODULE, sign)
                 try:
                     execute(module)
                 finally:
-                    del config[_SECTION]
                     if sys.modules.get(_MODULE) is sign:
                         del sys.modules[_MODULE]
 

@@ -31,6 +31,8 @@ class Device:
 
 
 class Tensor:
+    grad_fn = None
+
     def __init__(self, data, where="cuda"):
         self.data, self.device, self.nbytes = data, Device(where), 8 * len(data)
 

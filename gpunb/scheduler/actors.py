@@ -264,7 +264,11 @@ class Actors:
         if not self._state.capacity.feasible(actor.spec.demand):
             return False
         limit = actor.rules.max_restarts
-        return limit < 0 or actor.restarts < limit
+        if limit >= 0:
+            return actor.restarts < limit
+        # With no handle left nobody can kill the actor, and its calls may be lost refs: a
+        # constructor that always crashes must not start for ever.
+        return constructor is None or not actor.released or not actor.failed_starts
 
     def _retry_or_fail(self, actor: Actor, lost: Sequence[Task], crash: Crashed) -> None:
         """Retry the calls that ran when the process of a restarting actor ended, or settle them."""
@@ -284,6 +288,8 @@ class Actors:
         if constructor is None:
             self._end(actor, end)
         elif constructor.settled:
+            if actor.end is None and actor.state == "starting":
+                end = ActorDied(actor.id, ActorDied.after(actor.id, crash).reason)
             self._life.settle(constructor, end)
         else:
             self._life.settle(constructor, actor.end or constructor.outcome(crash))

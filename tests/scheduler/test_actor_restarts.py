@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpunb.scheduler import events as ev
@@ -20,17 +22,23 @@ from gpunb.scheduler.tasks import (
 from tests.scheduler.conftest import MakeWorld
 from tests.scheduler.world import acts, ask
 
+CRASH = "killed by signal 11"
+
 
 def killed(actor: int) -> ActorDied:
     return ActorDied(actor, "it was killed")
 
 
 def crashed(actor: int) -> ActorDied:
-    return ActorDied(actor, "killed by signal 11")
+    return ActorDied(actor, CRASH)
+
+
+def while_made(actor: int) -> ActorDied:
+    return ActorDied(actor, f"its process ended while it was made: {CRASH}")
 
 
 def lost(actor: int) -> ActorUnavailable:
-    return ActorUnavailable(actor, "killed by signal 11")
+    return ActorUnavailable(actor, CRASH)
 
 
 def test_an_actor_restarts_after_a_crash_and_loses_the_running_call(core: MakeWorld) -> None:
@@ -126,7 +134,7 @@ def test_an_actor_ends_if_its_last_restart_crashes(core: MakeWorld) -> None:
     world.exit(1, "killed by signal 11")
     waiting = world.call(actor, retries=1)
     world.crash(actor)
-    assert world.settled[waiting] == crashed(actor)
+    assert world.settled[waiting] == while_made(actor)
     assert not world.scheduler.state.actors
 
 
@@ -196,6 +204,50 @@ def test_released_actor_starts_again_for_the_calls_that_it_has(core: MakeWorld) 
     world.finish(actor)
     assert world.running() == [call]
     assert ev.Retire(2) in world.finish(call)
+
+
+@pytest.mark.parametrize("when", ["before", "in the pause"])
+def test_released_actor_ends_at_the_second_crash_of_its_constructor_in_a_row(
+    core: MakeWorld, when: str
+) -> None:
+    world = core()
+    actor = world.actor(max_restarts=-1)
+    call = world.call(actor)
+    if when == "before":
+        world.release(actor)
+    world.crash(actor)
+    if when == "in the pause":
+        world.release(actor)
+    world.advance(0.1)
+    world.crash(actor)
+    assert world.settled[actor] == Crashed(CRASH)
+    assert world.settled[call] == replace(while_made(actor), task=actor)
+    assert not world.scheduler.state.actors
+
+
+def test_released_actor_ends_at_the_second_crash_of_its_new_constructor(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor(max_restarts=-1)
+    call = world.call(actor, retries=-1)
+    world.release(actor)
+    world.crash(call)
+    world.crash(actor)
+    world.advance(0.1)
+    world.crash(actor)
+    assert world.settled[call] == while_made(actor)
+    assert not world.scheduler.state.actors
+
+
+def test_released_actor_starts_as_often_as_max_restarts_allows(core: MakeWorld) -> None:
+    world = core()
+    actor = world.actor(max_restarts=4)
+    call = world.call(actor)
+    world.release(actor)
+    for _ in range(4):
+        world.crash(actor)
+        world.advance(1)
+    world.finish(actor)
+    assert call in world.runs
 
 
 @pytest.mark.parametrize("retries", [0, 1])

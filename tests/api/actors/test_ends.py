@@ -294,6 +294,25 @@ def test_constructor_that_crashes_ends_with_the_last_handle(four, tmp_path):
     eventually(lambda: not gpunb.status()["actors"], "it has ended")
 
 
+def test_constructor_that_crashes_ends_without_a_handle_though_a_call_waits(four, tmp_path):
+    @gpunb.remote(max_restarts=-1)
+    class Crashes:
+        def __init__(self, path):
+            with path.open("a") as file:
+                file.write("x")
+            os._exit(3)
+
+        def read(self):
+            pass
+
+    Crashes.remote(tmp_path / "dropped").read.remote()
+    waits = Crashes.remote(tmp_path / "kept").read.remote()
+    with pytest.raises(ActorDiedError, match="ended while it was made: it exited with status 3"):
+        get(waits)
+    eventually(lambda: not gpunb.status()["actors"], "both have ended")
+    assert (tmp_path / "kept").read_text() == (tmp_path / "dropped").read_text() == "xx"
+
+
 def test_call_to_an_actor_whose_new_constructor_hangs(four, gate):
     @gpunb.remote(max_restarts=1)
     class Hangs:

@@ -1,9 +1,10 @@
 """Runs examples of other projects plainly and under gpunb, and prints what differs.
 
 ``python -m tests.strangers.examples FOLDER``. Each script or notebook in the folder runs plainly;
-with each cell under ``%%gpu 0.5``; with each second cell under ``%%gpu``; and with each cell in a
-session. If a run differs from the plain one, the example runs plainly a second time: a difference
-between the two plain runs is not counted. An example runs in its own folder, and may write there.
+with each cell under ``%%gpu 0.5``; with the odd cells under ``%%gpu``; with the even cells under
+``%%gpu``; and with each cell in a session. If a run differs from the plain one, the example runs
+plainly a second time: a difference between the two plain runs is not counted. An example runs in
+its own folder, and may write there.
 """
 
 from __future__ import annotations

@@ -18,10 +18,11 @@ from tests.strangers.cells import cells_of, imports_of
 PLAIN = "plain"
 MODES = {
     "every": lambda number: "%%gpu 0.5",
-    "second": lambda number: "%%gpu" if number % 2 else "",
+    "odd": lambda number: "%%gpu" if number % 2 else "",
+    "even": lambda number: "" if number % 2 else "%%gpu",
     "session": lambda number: "%%gpu --session s 0.5",
 }
-"""Functions that return the first line of a cell with this number, counted from 0."""
+"""Functions that return the first line of a cell with this number, counted from 1."""
 
 _LOOK = (Path(__file__).parent / "look.py").read_text()
 _SET = {
@@ -69,7 +70,7 @@ def run(path: Path, mode: str, seconds: float) -> Run:
         with kernel(path.parent, _prepare(path, mode), IPYTHONDIR=folder, **_SET) as running:
             cells = [
                 _seen(_executed(running, source, number, mode, seconds))
-                for number, source in enumerate(cells_of(path))
+                for number, source in enumerate(cells_of(path), start=1)
             ]
             running.ok(_looking(out))
         return Run(cells, {n: normal(each) for n, each in json.loads(out.read_text()).items()})

@@ -12,7 +12,7 @@ from tests.sessions import ROOT
 from tests.strangers.cells import cells_of, imports_of
 from tests.strangers.comparing import Difference, Expected, differences, expected
 from tests.strangers.examples import EXPECTED, Report, main
-from tests.strangers.running import Run, normal
+from tests.strangers.running import MODES, Run, normal
 
 SMALL = Path(__file__).parent / "small"
 
@@ -36,6 +36,11 @@ def test_examples_are_compared_and_a_planted_difference_is_found(
     assert "(a variable)" in shown
     assert "fails plainly: error ModuleNotFoundError: No module named 'no_such_module'" in shown
     assert "3 examples, 5 cells compared: 1 DIFFERS, 1 identical, 1 left out" in shown
+
+
+def test_odd_and_even_cells_run_under_gpunb_in_a_mode_of_their_own() -> None:
+    marked = {mode: [n for n in range(1, 5) if MODES[mode](n)] for mode in MODES}
+    assert marked == {"every": [1, 2, 3, 4], "odd": [1, 3], "even": [2, 4], "session": [1, 2, 3, 4]}
 
 
 def test_an_example_with_expected_differences_only_does_not_differ() -> None:

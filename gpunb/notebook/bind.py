@@ -250,7 +250,7 @@ def _left_behind(names: list[str], reason: str, session: str | None) -> str:
 
 
 def _why_lost(error: Exception) -> str:
-    return f"it cannot be made again in the notebook: {type(error).__name__}: {error}"
+    return f"it cannot be made again in the notebook: {serialize.why_lost(error)}"
 
 
 def _module(name: str) -> types.ModuleType:

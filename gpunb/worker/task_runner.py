@@ -34,7 +34,7 @@ from gpunb.worker.user_modules import loaded
 MOST_SEGMENTS = 200
 """Of one message; the system's limit is 253 descriptors."""
 
-_HERE = os.path.dirname(__file__)
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 _LONGEST_TITLE = 200
 """Characters. A longer text of an actor's `__repr__` would hide the output that it precedes."""
@@ -305,9 +305,9 @@ class TaskRunner:
         function = self.functions.get(work.function)
         if not work.function:
             assert work.code is not None
-            function = pickle.loads(work.code)
+            function = serialize.loads_function(work.code)
         elif function is None:
-            function = pickle.loads(self._codes[work.function])
+            function = serialize.loads_function(self._codes[work.function])
             self.functions[work.function] = function
             del self._codes[work.function]
         return function
@@ -359,7 +359,7 @@ def _title_of(actor: Any) -> str:
 def _frames_of_ours(error: BaseException) -> int:
     """How many frames of its traceback, from the outermost on, are in this package."""
     count, frame = 0, error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         count, frame = count + 1, frame.tb_next
     return count
 

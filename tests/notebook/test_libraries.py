@@ -220,6 +220,22 @@ def test_a_value_that_the_worker_cannot_unpickle_is_named(notebook: Kernel, fuss
     assert failed.stdout == ""
 
 
+def test_a_global_of_a_function_that_the_worker_cannot_unpickle_is_named(
+    notebook: Kernel, fussy: None
+) -> None:
+    notebook.ok(
+        "held = fussy.Fussy(os.getpid())\ndef reads(): return held\ndef f(): return reads()"
+    )
+    assert notebook("%%gpu 0\nf()").traceback == (
+        "GpunbError: 'f' cannot be made again in the worker: LookupError: made there, not here "
+        "(the cause is 'held', a global of the function 'reads')"
+    )
+    failed = notebook("gpunb.get(gpunb.remote(f).remote())")
+    text = failed.traceback.partition("Traceback (most recent call last):\n  File")[2]
+    assert "LookupError: made there, not here\nthe cause is 'held', a global of" in text
+    assert "serialize" not in text
+
+
 # --------------------------------------------------------------------- what libraries keep inside
 
 

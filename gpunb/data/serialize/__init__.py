@@ -8,13 +8,12 @@ from gpunb.data.serialize.functions import (
     captured,
     dumps_function,
     functions_within,
-    loads_function,
     still_current,
 )
 from gpunb.data.serialize.modules import lazy_module, modules_within
 from gpunb.data.serialize.parts import Part, in_array, part_at, parts
 from gpunb.data.serialize.pickler import note_reference, noting_functions
-from gpunb.data.serialize.salvage import loads_arguments, loads_names
+from gpunb.data.serialize.salvage import loads_arguments, loads_function, loads_names, why_lost
 from gpunb.data.serialize.sources import with_sources
 from gpunb.data.serialize.values import (
     INLINE_LIMIT,
@@ -56,6 +55,7 @@ __all__ = [
     "staying",
     "still_current",
     "to_wires",
+    "why_lost",
     "with_graph",
     "with_sources",
 ]

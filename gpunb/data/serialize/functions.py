@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpunb.data.serialize.pickler import by_value, closure_of, global_names
-from gpunb.data.serialize.values import Payload, dumps_in_band, loads
+from gpunb.data.serialize.values import dumps_in_band
 
 __all__ = [
     "Snapshot",
     "captured",
     "dumps_function",
     "functions_within",
-    "loads_function",
     "still_current",
 ]
 
@@ -47,13 +46,6 @@ def dumps_function(function: Callable[..., Any], noted: list[Any] | None = None)
     if noted is not None:
         noted.extend(references)
     return data
-
-
-def loads_function(
-    data: bytes, *, namespace: dict[str, Any] | None = None, lazy_modules: bool = False
-) -> Any:
-    """Return the function; see `loads` for the arguments."""
-    return loads(Payload(data), namespace=namespace, lazy_modules=lazy_modules)
 
 
 def captured(function: Callable[..., Any]) -> Snapshot:

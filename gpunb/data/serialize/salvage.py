@@ -10,13 +10,14 @@ that `lost` can find out which values are complete. These share their objects as
 from __future__ import annotations
 
 import pickle
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpunb.data.serialize import values
 from gpunb.data.serialize.rebuild import Rebuilding, Replacing, Shared
 
-__all__ = ["loads_arguments", "loads_names"]
+__all__ = ["loads_arguments", "loads_function", "loads_names", "why_lost"]
 
 _PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None)})
 _CONTAINERS = frozenset({list, dict, set})
@@ -75,11 +76,32 @@ def loads_arguments(payload: values.Payload) -> tuple[Any, Any]:
         names = [*map(str, range(1, len(args) + 1)), *map(repr, kwargs)]
         for name, each in zip(names, [*args, *kwargs.values()], strict=True):
             if (why := salvager.lost(each)) is not None:
-                reason = f"{type(why).__name__}: {why}"
+                reason = why_lost(why)
                 error.add_note(f"argument {name} cannot be made again in the worker: {reason}")
                 break
         raise
     return args, kwargs
+
+
+def loads_function(code: bytes) -> Any:
+    """Unpickle a function or a class.
+
+    Raises:
+        whatever unpickling raises, with a note that names the variable of a function that fails.
+    """
+    try:
+        return pickle.loads(code)
+    except Exception as error:
+        salvager = Salvager(code, None, Rebuilding())
+        for note in getattr(salvager.lost(salvager.load()), "__notes__", ()):
+            error.add_note(note)
+        raise
+
+
+def why_lost(error: Exception) -> str:
+    """Return the error of an object that cannot be made again, with its notes, as one text."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}"
 
 
 class _Lost:
@@ -103,6 +125,7 @@ class Salvager(Replacing, _PythonUnpickler):  # type: ignore[misc]
         # By identity, each with the object itself, so that no other object gets its identity.
         self._made_of: dict[int, tuple[Any, list[Any]]] = {}
         self._harmed: dict[int, _Lost] = {}
+        self._named: set[int] = set()
 
     def lost(self, value: Any) -> Exception | None:
         """Return the error that makes a loaded value incomplete; None if it is complete."""
@@ -133,6 +156,20 @@ class Salvager(Replacing, _PythonUnpickler):  # type: ignore[misc]
             if (harm := self.harm(parts)) is not None:
                 self._harmed.setdefault(id(whole), harm)
 
+    def name(self, call: list[Any]) -> None:
+        """If this call sets the state of a function, name in the error the variable that fails. The
+        innermost of nested functions is set first, and only its variable is named."""
+        match call:
+            case [_, (types.FunctionType() as function, (_, {"__globals__": names} as slots))]:
+                cells = zip(function.__code__.co_freevars, slots["__closure__"] or (), strict=True)
+                for kind, variables in (("global", names), ("variable", dict(cells))):
+                    for name, value in variables.items():
+                        lost = self.harm([value])
+                        if lost is not None and id(lost.error) not in self._named:
+                            self._named.add(id(lost.error))
+                            place = f"a {kind} of the function {slots['__qualname__']!r}"
+                            lost.error.add_note(f"the cause is {name!r}, {place}")
+
 
 def _making(opcode: bytes, count: int, *, calls: bool) -> _Operation:
     """Return an operation that makes an object of the last `count` parts, or with 0 of the parts
@@ -153,6 +190,7 @@ def _making(opcode: bytes, count: int, *, calls: bool) -> _Operation:
             if not count:
                 self.pop_mark()
             del self.stack[len(self.stack) - count :]
+            self.name(parts)
             self.append(_Lost(lost.error, parts))
         self.note(self.stack[-1], parts)
 

@@ -66,8 +66,8 @@ def run(
     with _quiet():
         cell, values, lost = serialize.loads_names(arguments, namespace=names)
     for name, error in lost.items():
-        text = f"{name!r} cannot be made again in the worker: {type(error).__name__}: {error}"
-        raise GpunbError(text)
+        reason = serialize.why_lost(error)
+        raise GpunbError(f"{name!r} cannot be made again in the worker: {reason}")
     _bind(names, cell, values)
     rank = rank_of(code) if code else None
     if rank is not None and not rank.runs:

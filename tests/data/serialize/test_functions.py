@@ -8,7 +8,14 @@ import threading
 
 import pytest
 
-from gpunb.data.serialize import captured, dumps_function, loads_function, still_current
+from gpunb.data.serialize import (
+    Payload,
+    captured,
+    dumps_function,
+    loads,
+    loads_function,
+    still_current,
+)
 
 
 def notebook(code, **names):
@@ -27,7 +34,7 @@ def test_notebook_function_is_pickled_by_value():
     assert isinstance(data, bytes)
     assert loads_function(data)(4) == 8
     home = {"a": 10}
-    assert loads_function(data, namespace=home)(4) == 40
+    assert loads(Payload(data), namespace=home)(4) == 40
 
 
 def test_importable_function_is_pickled_by_name():

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpunb.data.serialize import dumps, loads, loads_arguments, loads_names
+from gpunb.data.serialize import (
+    dumps,
+    dumps_function,
+    loads,
+    loads_arguments,
+    loads_function,
+    loads_names,
+    why_lost,
+)
 
 
 class Refused(Exception):
@@ -146,6 +154,48 @@ def test_argument_that_cannot_be_unpickled_is_named() -> None:
             loads_arguments(dumps(pair))
         assert text_of_pair in info.value.__notes__[0]
         assert "Refused: not here" in info.value.__notes__[0]
+
+
+FUNCTIONS = """
+def reader(): return helper
+def caller(): return reader(), caller
+class Reader:
+    def read(self): return helper
+def outer():
+    held = helper
+    def inner(): return held
+    return inner
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "cause"),
+    [
+        ("reader", "'helper', a global of the function 'reader'"),
+        ("caller", "'helper', a global of the function 'reader'"),
+        ("Reader()", "'helper', a global of the function 'Reader.read'"),
+        ("outer()", "'held', a variable of the function 'outer.<locals>.inner'"),
+    ],
+)
+def test_variable_of_a_function_that_cannot_be_made_is_named(expression: str, cause: str) -> None:
+    space: dict[str, Any] = {"__name__": "__main__", "helper": Unset()}
+    space["helper"].x = 1
+    exec(FUNCTIONS, space)
+    value = eval(expression, space)
+    reason = f"Refused: not here (the cause is {cause})"
+    _, there, lost = names(value=value, again=[value], good=1)
+    assert there == {"good": 1}
+    assert {name: why_lost(error) for name, error in lost.items()} == {
+        "value": reason,
+        "again": reason,
+    }
+    with pytest.raises(Refused) as info:
+        loads_arguments(dumps(((value,), {})))
+    assert info.value.__notes__ == [f"argument 1 cannot be made again in the worker: {reason}"]
+    if callable(value):
+        with pytest.raises(Refused) as info:
+            loads_function(dumps_function(value))
+        assert why_lost(info.value) == reason
 
 
 def test_memory_views_arrive_as_memory_views() -> None:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from gpunb.data.serialize import pickler
-from gpunb.data.serialize.identities import has_identity
+from gpunb.data.serialize.identities import has_identity, note_mapped
 from gpunb.data.serialize.parts import parts
 from gpunb.scheduler.resources import size_text
 
@@ -441,8 +441,11 @@ def _storage(memory: Any) -> Any:
     if not len(memory):
         return torch.UntypedStorage(0)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
-    # PyTorch cannot resize a storage in memory of others.
-    return (tensor if len(memory) >= _LARGE else tensor.clone()).untyped_storage()
+    if len(memory) < _LARGE:  # PyTorch cannot resize a storage in memory of others
+        return tensor.clone().untyped_storage()
+    storage = tensor.untyped_storage()
+    note_mapped(storage, memory)
+    return storage
 
 
 def _tensor(storage: Any, dtype: Any, place: tuple[Any, ...], requires_grad: bool) -> Any:

@@ -131,7 +131,7 @@ def _fill(own: Any, came: Any, without: tuple[str, ...]) -> bool:
     with torch.no_grad():
         if own.shape != came.shape:
             own.data = came.data
-        elif _differs(torch, own, came):
+        elif _differs(torch, own, came) and not _takes_memory(torch, own, came):
             own.copy_(came)
     if own.is_leaf:
         own.requires_grad_(came.requires_grad)
@@ -139,6 +139,41 @@ def _fill(own: Any, came: Any, without: tuple[str, ...]) -> bool:
             if getattr(own, name, None) is not None:
                 setattr(own, name, None)
     return True
+
+
+_LARGE = 1 << 20
+
+
+def _takes_memory(torch: Any, own: Any, came: Any) -> bool:
+    """Let a large tensor have the memory of another one, which saves a copy; return whether that is
+    possible: nobody else, such as a view or an array, has its present memory."""
+    storage = own.untyped_storage()
+    try:
+        alone = torch._C._storage_Use_Count(storage._cdata) == 2  # noqa: SLF001 - `own`, `storage`
+        if storage.nbytes() < _LARGE or not alone:
+            return False
+        if not (storage.resizable() or storage._cdata in mapped):  # noqa: SLF001
+            return False  # it is in memory of others
+        own.data = came.data
+        torch.autograd.graph.increment_version([own])
+    except AttributeError:  # another release of PyTorch
+        return False
+    return True
+
+
+mapped: dict[int, weakref.ref[Any]] = {}
+"""The memory that has come with values, by the storage that alone has it."""
+
+
+def note_mapped(storage: Any, memory: Any) -> None:
+    """Note that a storage of PyTorch has memory that has come with it, and that nobody else has."""
+    key = storage._cdata  # noqa: SLF001
+
+    def gone(it: weakref.ref[Any]) -> None:
+        if mapped.get(key) is it:
+            del mapped[key]
+
+    mapped[key] = weakref.ref(memory, gone)
 
 
 _FEW = 64

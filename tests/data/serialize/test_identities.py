@@ -242,3 +242,38 @@ def test_a_tensor_of_a_graph_is_named_and_comes_as_a_constant(torch: Any) -> Non
     assert came["weight"].requires_grad
     values["loss"].backward()
     assert serialize.with_graph(values) == ("many",)
+
+
+def test_a_large_tensor_takes_the_memory_that_has_come(torch: Any) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1 << 19))
+
+    def work(came: Any) -> Any:
+        came.data.add_(1)
+        return came
+
+    for number in (1, 2):
+        before, version = weight.data_ptr(), weight._version
+        assert trip(weight, work) is weight
+        assert weight.data_ptr() != before
+        assert weight._version > version
+        assert weight[-1].item() == number
+    assert len(identities.mapped) == 1
+    del weight
+    gc.collect()
+    assert not identities.mapped
+
+
+@pytest.mark.parametrize("kind", ["view", "array", "array first", "alias"])
+def test_others_who_have_the_memory_of_a_large_tensor_see_the_change(torch: Any, kind: str) -> None:
+    array = np.zeros(1 << 18)
+    tensor = torch.from_numpy(array) if kind == "array first" else torch.zeros(1 << 18)
+    others = {
+        "view": lambda: tensor[1:],
+        "array": tensor.numpy,
+        "array first": lambda: array,
+        "alias": tensor.detach,
+    }
+    for _ in range(2):
+        other = others[kind]()
+        assert trip(tensor, lambda came: came.add_(1)) is tensor
+        assert other[-1] == tensor[-1]

@@ -154,17 +154,21 @@ def test_run_is_kept_while_another_process_writes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
-def test_look_up_of_a_cell_takes_less_than_a_millisecond(cell: str) -> None:
+def test_look_up_of_a_cell_takes_less_than_four_times_its_compilation(cell: str) -> None:
+    """That is a millisecond on a quiet machine; both are slower on a busy one."""
     history = PeakHistory()
     code = digest_of_cell(cell)
     for peak in range(100):
         history.add(row(code, peak=peak))
-    taken = []
-    for _ in range(50):
-        before = time.process_time()
+    taken, compilation = [], []
+    for _ in range(100):
+        begin = time.process_time()
         assert history.runs(digest_of_cell(cell))
-        taken.append(time.process_time() - before)
-    assert min(taken) < 0.001
+        middle = time.process_time()
+        compile(CELL, "cell", "exec")
+        taken.append(middle - begin)
+        compilation.append(time.process_time() - middle)
+    assert min(taken) < 4 * min(compilation)
 
 
 def test_import_of_gpunb_loads_no_sqlite() -> None:

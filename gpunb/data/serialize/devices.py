@@ -227,7 +227,10 @@ class _Kept(dict[type, str]):
 
 def _has_hooks(obj: OrderedDict[Any, Any]) -> bool:
     """Whether this is a dict of PyTorch's hooks, by their numbers. Handles refer to it weakly."""
-    return has_identity(obj) or (bool(obj) and type(next(iter(obj))) is int)
+    if not obj:
+        return has_identity(obj)  # its hooks were removed
+    number, hook = next(iter(obj.items()))
+    return type(number) is int and callable(hook)
 
 
 def _identified(obj: Any, kind: str, reduced: Any) -> Any:

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -261,6 +262,15 @@ def test_a_large_tensor_takes_the_memory_that_has_come(torch: Any) -> None:
     del weight
     gc.collect()
     assert not identities.mapped
+
+
+def test_a_dict_of_hooks_stays_the_same_and_no_other_dict(torch: Any) -> None:
+    hooks: Any = OrderedDict({1: print})
+    assert trip(hooks, lambda came: came.clear() or came) is hooks
+    assert not hooks
+    data = OrderedDict({1: [2]})
+    assert trip(data, lambda came: came) is not data
+    assert data == {1: [2]}
 
 
 @pytest.mark.parametrize("kind", ["view", "array", "array first", "alias"])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpunb.engine.device_history import DeviceHistory
-from gpunb.scheduler.resources import UNIT, Device, Shares
+from gpunb.scheduler.resources import UNIT, Device, Shares, merged
 from gpunb.scheduler.shares import hint
 from gpunb.scheduler.tasks import TaskId
 
@@ -38,10 +38,10 @@ class DeviceStatus:
         self._history = DeviceHistory()
 
     def held(self, shares: Shares) -> list[list[Any]]:
-        """Return shares of devices as lists of resource, id and part of the device; from any
-        thread."""
+        """Return shares of devices as lists of resource, id and part of the device, one for each
+        device; from any thread."""
         devices = ((self._devices[key], units) for key, units in shares)
-        return [[each.resource, each.id, units / UNIT] for each, units in devices]
+        return merged([each.resource, each.id, units / UNIT] for each, units in devices)
 
     def share(self, shares: Shares) -> int | None:
         """Return shares of devices in bytes of their memory; None if it is not known."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpunb.scheduler.resources import Shares
+from gpunb.scheduler.resources import Shares, merged
 from gpunb.scheduler.tasks import TaskId
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class RankStatus:
         """Return the facts about a coordinator, with those about its ranks. It is queued as long as
         its ranks are."""
         ranks = [self.facts(each) for each in job.ranks]
-        devices = [device for each in ranks for device in each["devices"]]
+        devices = merged(device for each in ranks for device in each["devices"])
         memory = _together([each["memory"] for each in ranks])
         found = {**facts, "ranks": ranks, "devices": devices, "memory": memory}
         if facts["state"] == "running" and not any(each["pid"] for each in ranks):

@@ -117,6 +117,12 @@ class LeadSink(SharedSink):
         if rank:  # rank 0 leads by default
             sink.show("rank", {"rank": rank, "kind": "leads"}, ())
 
+    def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
+        if kind == "failed":  # the coordinator shows the error of the cell
+            self.failed = True
+        else:
+            super().show(kind, content, payloads)
+
 
 class RankSink(Sink):
     """A sink for a rank that does not lead. Its output goes to the sink of the cell, marked with
@@ -131,7 +137,9 @@ class RankSink(Sink):
         self._mark("text", stream, {"text": text})
 
     def show(self, kind: str, content: Mapping[str, Any], payloads: Sequence[Payload]) -> None:
-        if kind in ("display_data", "update_display_data", "execute_result", "error"):
+        if kind == "failed":  # the coordinator shows the error of the cell
+            self.failed = True
+        elif kind in ("display_data", "update_display_data", "execute_result", "error"):
             self._mark("show", kind, content)
 
     def ask(self, prompt: str | None, password: bool, answer: Callable[..., None]) -> None:

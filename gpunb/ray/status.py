@@ -12,7 +12,7 @@ from gpunb.protocol.backend import ObjectId
 from gpunb.ray.ended_jobs import EndedJobs
 from gpunb.ray.jobs import RayActor, RayJob, RayJobs
 from gpunb.ray.resources import Cluster
-from gpunb.scheduler.resources import UNIT
+from gpunb.scheduler.resources import UNIT, merged
 from gpunb.scheduler.snapshot import VERSION
 from gpunb.system import process_info
 
@@ -254,10 +254,12 @@ class RayStatus:
 
     def _holds(self, job: RayJob | None) -> dict[str, Any]:
         """The devices that a job has, with their ids in the cluster."""
-        devices: list[list[Any]] = []
-        for each in [job, *self._ranks(job)] if job is not None else ():
-            own = each.devices
-            devices += [[kind, self._id(each.node_id, at), share] for kind, at, share in own]
+        jobs = [job, *self._ranks(job)] if job is not None else []
+        devices = merged(
+            [kind, self._id(each.node_id, at), share]
+            for each in jobs
+            for kind, at, share in each.devices
+        )
         return {"gpus": [[ident, share] for _, ident, share in devices], "devices": devices}
 
     def _place(self, job: RayJob | None) -> dict[str, Any]:

@@ -217,6 +217,15 @@ def amount(units: int) -> str:
     return f"{units / UNIT:.4f}".rstrip("0").rstrip(".")
 
 
+def merged(devices: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    """Return triples of resource, id and share with one triple for each device, which has the sum
+    of its shares."""
+    found: dict[tuple[str, Any], float] = {}
+    for kind, ident, share in devices:
+        found[kind, ident] = round(found.get((kind, ident), 0.0) + share, 4)
+    return [[*device, share] for device, share in found.items()]
+
+
 def devices_text(devices: Iterable[Sequence[Any]], *, shares: bool = True) -> str:
     """Triples of resource, id and share in words: ``"GPU 0 (0.5), NPU 1 (1)"``, or without shares
     ``"GPU 0, 1, NPU 1"``."""

@@ -4,7 +4,7 @@ import type { Cell } from '@jupyterlab/cells';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 
 import type { Connection } from './connection';
-import { duration } from './endings.js';
+import { duration, isCell } from './endings.js';
 import { keyOf } from './merge.js';
 import type { State } from './state';
 import type { Group, Job, Snapshot } from './types';
@@ -41,9 +41,7 @@ export function jobsByCell(state: State, kernel: string): Map<string, Found> {
 }
 
 function cellsOf(snapshot: Snapshot): Job[] {
-  return [...(snapshot.running ?? []), ...(snapshot.waiting ?? [])].filter(
-    each => each.kind === 'cell'
-  );
+  return [...(snapshot.running ?? []), ...(snapshot.waiting ?? [])].filter(isCell);
 }
 
 export class Badges {

@@ -46,8 +46,14 @@ function newlyFinished(was: Snapshot, is: Snapshot): Job[] {
     return [];
   }
   const known = new Set(was.finished?.map(job => job.id));
-  const ours = (job: Job) => job.kind === 'cell' && job.background === true;
+  const ours = (job: Job) => isCell(job) && job.background === true;
   return (is.finished ?? []).filter(job => ours(job) && !known.has(job.id)).reverse();
+}
+
+/** Whether a job is a cell, in one process or in several ranks. So is a function in several ranks,
+ * but it has no `cell_id` and is not in the background. */
+export function isCell(job: Job): boolean {
+  return job.kind === 'cell' || job.kind === 'ranks';
 }
 
 /** In words, such as "#7 train failed after 3 min: epochs.ipynb". */

@@ -82,11 +82,13 @@ test('everything replaces everything', () => {
 
 test('what a head process runs is said to be of the notebook that wants it', () => {
   const client = { pid: 5, notebook: '/home/me/nb-5.ipynb', kernel: 'kernel-5' };
-  const head = snapshot(1, { running: [job(7, { client, kind: 'cell', cell_id: 'a' })] });
+  const head = snapshot(1, {
+    running: [job(7, { client, kind: 'cell', cell_id: 'a' }), job(8, { client, kind: 'ranks', cell_id: 'b' })],
+  });
   const state = machine({ ...head, session: { pid: 1, notebook: null, kernel: null, head: 'lab' } });
   const [seen] = merge(state).running;
   assert.deepEqual([seen.owner, seen.session, seen.key], ['nb-5', client, '1:7']);
-  assert.deepEqual([...jobsByCell(state, 'kernel-5').keys()], ['a']);
+  assert.deepEqual([...jobsByCell(state, 'kernel-5').keys()], ['a', 'b']);
   assert.equal(jobsByCell(state, 'kernel-6').size, 0);
   const over = { finished: [job(7, { client, kind: 'cell', background: true, state: 'done' })] };
   const [told] = endings(state, after(state, news({ 1: { ...over, running: [] } }), 1));
@@ -178,9 +180,9 @@ test('background cells that end are told once, oldest first', () => {
   const cell = (id, more = {}) => job(id, { kind: 'cell', background: true, state: 'done', ...more });
   const before = machine(snapshot(1, { finished: [cell(1)] }));
   const now = machine(
-    snapshot(1, { finished: [cell(3, { state: 'failed' }), cell(2), cell(4, { background: false }), cell(1)] })
+    snapshot(1, { finished: [cell(3, { state: 'failed' }), cell(2), cell(4, { background: false }), cell(5, { kind: 'ranks' }), cell(1)] })
   );
-  assert.deepEqual(endings(before, now).map(each => each.job.id), [2, 3]);
+  assert.deepEqual(endings(before, now).map(each => each.job.id), [5, 2, 3]);
   assert.deepEqual(endings(now, now), []);
   assert.deepEqual(endings(NOTHING, now), [], 'what ended before the page was loaded is old');
 });

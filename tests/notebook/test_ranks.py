@@ -31,6 +31,13 @@ def nothing_afterwards(notebook: Kernel) -> Iterator[None]:
     eventually(lambda: notebook.value(free), "all is free")
 
 
+def states_of_ranks(notebook: Kernel) -> list[str]:
+    """The states of the ranks of the last cell."""
+    ended = "gpunb.status()['finished'][0]"
+    states: list[str] = notebook.value(f"[each['state'] for each in {ended}['ranks']]")
+    return states
+
+
 def test_names_come_home_from_rank_0_and_gathered_names_as_lists(notebook: Kernel) -> None:
     notebook.ok("%%gpu 1 --ranks 2 --gather loss\nloss, own = 10 * rank(), rank()\nown + 5")
     assert notebook.value("(loss, own)") == ([0, 10], 0)
@@ -100,6 +107,7 @@ def test_the_error_of_a_rank_is_that_of_the_cell_and_names_the_rank(notebook: Ke
     assert re.search(r"Cell In\[\d+\], line 4", lines)
     assert "rank 1 of 2" in lines.splitlines()[-1]
     assert notebook.value("before") == "bound"
+    assert states_of_ranks(notebook) == ["cancelled", "failed"]
 
 
 def test_a_rank_that_dies_by_a_signal_says_so(notebook: Kernel) -> None:
@@ -141,6 +149,7 @@ def test_stop_reaches_all_ranks(notebook: Kernel) -> None:
     assert notebook.finish(running).ename == "KeyboardInterrupt"
     eventually(lambda: not any(map(alive, pids)), "both processes are gone")
     assert notebook.value("gpunb.status()['finished'][0]['state']") == "cancelled"
+    assert states_of_ranks(notebook) == ["cancelled", "cancelled"]
 
 
 def test_a_session_keeps_its_ranks_and_some_of_them_run_a_cell(notebook: Kernel) -> None:

@@ -112,6 +112,14 @@ def test_other_ranks_have_no_widgets(kind: str) -> None:
     assert sink.calls == []
 
 
+@pytest.mark.parametrize("kind", [LeadSink, RankSink])
+def test_the_error_of_a_rank_is_noted_and_left_to_the_coordinator(kind: Any) -> None:
+    sink = Recording()
+    rank = kind(sink, 0)
+    rank.show("failed", {"ename": "ValueError"}, ())
+    assert (rank.failed, sink.failed, sink.calls) == (True, False, [])
+
+
 def test_other_ranks_cannot_ask_the_user() -> None:
     answers: list[tuple[Any, Any]] = []
     RankSink(Recording(), 2).ask("name? ", False, lambda *answer: answers.append(answer))

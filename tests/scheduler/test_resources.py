@@ -16,6 +16,7 @@ from gpunb.scheduler.resources import (
     Demand,
     Machine,
     amount,
+    merged,
     parse_amount,
     parse_gpus,
     parse_resources,
@@ -261,3 +262,8 @@ def test_totals() -> None:
         "port": 0.5,
     }
     assert Machine().totals() == {}
+
+
+def test_a_device_with_several_shares_is_listed_once() -> None:
+    shares = [("GPU", 0, 0.1), ("NPU", 0, 1.0), ("GPU", 1, 0.5), ("GPU", 0, 0.2)]
+    assert merged(shares) == [["GPU", 0, 0.3], ["NPU", 0, 1.0], ["GPU", 1, 0.5]]

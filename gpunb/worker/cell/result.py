@@ -119,6 +119,7 @@ def pack_rank(
         with serialize.moving() or nullcontext():
             payload = serialize.dump_failure(failure.error, task=label)
         sent_error = serialize.inlined(payload), failure.shown()
+        Hook.show("failed", {"ename": type(failure.error).__name__})  # the state of this rank
     return [home, serialize.dumps(sent_error), packed]
 
 

@@ -44,6 +44,35 @@ def test_names_come_home_from_rank_0_and_gathered_names_as_lists(notebook: Kerne
     assert notebook.value("_") == 5
 
 
+def test_several_names_are_gathered_each_as_a_list(notebook: Kernel) -> None:
+    notebook.ok(
+        "%%gpu 0.5 --ranks 3 --gather loss,steps --out best\n"
+        "loss, steps, best = [rank() / 10], 5 - rank(), rank() + 7"
+    )
+    assert notebook.value("(loss, steps, best)") == ([[0.0], [0.1], [0.2]], [5, 4, 3], 7)
+
+
+@pytest.mark.parametrize(
+    ("rest", "kind", "text"),
+    [
+        ("", "NameError", "--gather asks for steps, which the cell did not bind"),
+        ("if rank(): steps = threading.Lock()", "TypeError", "--gather: .*steps.* lock"),
+    ],
+)
+def test_a_name_that_cannot_be_gathered_is_an_error_which_names_the_rank(
+    notebook: Kernel, rest: str, kind: str, text: str
+) -> None:
+    notebook.ok("loss = steps = 'kept'")
+    failed = notebook(
+        f"%%gpu 1 --ranks 2 --gather loss,steps\nloss = rank()\nif not rank(): steps = 3\n{rest}"
+    )
+    assert failed.ename == kind
+    assert re.search(text, failed.evalue)
+    assert "raised in rank 1 of 2" in plain(failed.traceback).splitlines()[-1]
+    # Rank 0 may have been interrupted before it bound a name.
+    assert notebook.value("loss in (0, 'kept') and steps in (3, 'kept')"), "there is no list"
+
+
 def test_the_output_of_other_ranks_is_one_line_to_open(notebook: Kernel) -> None:
     code = "%%gpu 1 --ranks 2\nfor turn in range(3): print('turn', turn, 'of', rank())"
     shown = notebook.ok(code)

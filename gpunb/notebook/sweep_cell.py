@@ -11,7 +11,6 @@ from typing import Any
 from gpunb import live
 from gpunb.api.refs import ObjectRef, value_of
 from gpunb.data import serialize
-from gpunb.exceptions import GpunbError
 from gpunb.notebook.bind import load_result
 from gpunb.notebook.capture import CellRequest, meaning
 from gpunb.notebook.cell import hand_in, short
@@ -22,7 +21,7 @@ from gpunb.protocol.backend import Outcome
 from gpunb.protocol.sink import Sink
 from gpunb.sweeps import start
 from gpunb.sweeps.identity import fingerprint
-from gpunb.sweeps.sweep import GRACE, Sweep
+from gpunb.sweeps.sweep import Sweep
 from gpunb.sweeps.trials import Trial, expanded
 from gpunb.system.signals import UNDIVIDED
 from gpunb.worker.cell.cell_types import LAST
@@ -136,9 +135,7 @@ def run(
             raise short(KeyboardInterrupt(text)) from None
         if background and late:
             raise
-        _cancel(sweep)
-        text = ", ".join(f"{count} {state}" for state, count in sweep.counts().items())
-        raise short(KeyboardInterrupt(f"the sweep was stopped: {text}")) from None
+        raise short(sweep.stopped()) from None
 
 
 def _begin(
@@ -154,12 +151,3 @@ def _begin(
     )
     shell.ip.push({"sweep": sweep})
     return sweep
-
-
-def _cancel(sweep: Sweep) -> None:
-    """Cancel a sweep, and wait until its processes had time to end."""
-    sweep.cancel()
-    try:
-        sweep.wait(2 * GRACE)
-    except GpunbError:
-        pass  # it is not over, or its file cannot be written, which its notes say

@@ -24,11 +24,9 @@ from gpunb.protocol.sink import Place
 from gpunb.scheduler.resources import devices_text
 from gpunb.sweeps.storage import Storage
 from gpunb.sweeps.trials import Trial, best
+from gpunb.sweeps.views import Views
 from gpunb.sweeps.work import Rule, Source, TrialSink, Work, sweep_info
 from gpunb.system.signals import HEARTBEAT, UNDIVIDED
-
-PERIOD = 0.5
-"""Seconds between two updates of a view, at least."""
 
 GRACE = 5.0
 """Seconds that a trial has to end after its interrupt, before its process is killed."""
@@ -74,8 +72,7 @@ class Sweep:
         self._failure: BaseException | None = None
         self._states = threading.Lock()
         self._notes: list[str] = []
-        self._views: list[Callable[[], object]] = []
-        self._due = 0.0  # time of the next update of the views
+        self._views = Views()
         self._thread: threading.Thread | None = None
         try:
             self._fill()
@@ -116,6 +113,7 @@ class Sweep:
         """Wait until all trials are over, at most `timeout` seconds.
 
         Raises:
+            KeyboardInterrupt: the user's Stop, which cancels the sweep. Results stay.
             GetTimeoutError: the time is over; the trials go on.
             GpunbError: results could not be written to the file. They are in memory.
         """
@@ -195,7 +193,7 @@ class Sweep:
         """Call `view` on the sweep's thread now and then, and when all trials are over."""
         with self._changed:
             if not self._over:
-                self._views.append(view)
+                self._views.add(view)
                 self._post("look")
                 return
         view()
@@ -213,7 +211,22 @@ class Sweep:
             elif not (ahead := ahead - 1):
                 break
 
+    def stopped(self) -> KeyboardInterrupt:
+        """Cancel the sweep after the user's Stop, wait until its processes had time to end, and
+        return the error to raise."""
+        self.cancel()
+        self._wait_for(lambda: self._over, 2 * GRACE)
+        text = ", ".join(f"{count} {state}" for state, count in self.counts().items())
+        return KeyboardInterrupt(f"the sweep was stopped: {text}")
+
     def _wait(self, there: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait for a condition; a Stop meanwhile cancels the sweep, so that it can run again."""
+        try:
+            return self._wait_for(there, timeout)
+        except KeyboardInterrupt:
+            raise self.stopped() from None
+
+    def _wait_for(self, there: Callable[[], bool], timeout: float | None) -> bool:
         if timeout is None and in_task():
             # Tells the kernel, which lends the CPUs of this task, what the task waits for.
             while not there() and (pending := [each.id for each in list(self._refs.values())]):
@@ -250,8 +263,8 @@ class Sweep:
                 with self._changed:
                     self._ended.extend(ended)
                     self._changed.notify_all()
-                if self._views and time.monotonic() >= self._due:
-                    self._show()
+                if (due := self._views.due) is not None and time.monotonic() >= due:
+                    self._notes += self._views.update()
         except BaseException as error:
             self._failure = error
             self._give_up()
@@ -260,7 +273,8 @@ class Sweep:
 
     def _take(self) -> list[tuple[str, Any, Any]]:
         """All that has come from the trials; waits for the first of it, or for the time to act."""
-        times = [*self._stopping.values(), *([self._due] if self._views else [])]
+        due = self._views.due
+        times = [*self._stopping.values(), *([] if due is None else [due])]
         items = []
         try:
             left = max(0.0, min(times) - time.monotonic()) if times else None
@@ -382,17 +396,6 @@ class Sweep:
                 self._stopping[trial] = now + GRACE
                 self._backend.cancel(self._refs[trial].id, True, True)
 
-    def _show(self) -> None:
-        """Update the views; the next time later if that takes long, for 2 % of a core at most."""
-        before = time.thread_time()
-        for view in list(self._views):
-            try:
-                view()
-            except Exception as error:
-                self._views.remove(view)
-                self._notes.append(f"a view of the sweep has failed: {error!r}")
-        self._due = time.monotonic() + max(PERIOD, 50 * (time.thread_time() - before))
-
     def _end(self) -> None:
         for trial in self.trials:
             if not trial.over:
@@ -402,5 +405,5 @@ class Sweep:
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        self._show()
+        self._notes += self._views.update()
         self._views.clear()

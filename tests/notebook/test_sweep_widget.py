@@ -96,6 +96,54 @@ def test_stop_cancels_the_trials(cell: Kernel, tmp_path: Path) -> None:
     assert cell.value("sweep.counts()") == {"cancelled": 3}
 
 
+TRAIN = """\
+from pathlib import Path
+from tests.waiting import Gate
+
+def train(rate):
+    with open("{folder}/ran", "a") as file:
+        file.write(f"{{rate}}\\n")
+    if rate > 1:
+        Gate(Path("{folder}")).enter(rate)
+    return rate
+"""
+SWEEP = "sweep = gpunb.sweep(train, {'rate': [1, 2, 3]}, num_gpus=1, name='NAME')\n"
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    "code",
+    [
+        SWEEP + "sweep.wait()",
+        SWEEP + "for trial in sweep: pass",
+        "%%gpu 1 --sweep rate=1,2,3 --name NAME\ntrain(rate)",
+    ],
+    ids=["wait", "loop", "cell"],
+)
+def test_a_named_sweep_that_was_stopped_goes_on_with_what_is_missing(
+    cell: Kernel, tmp_path: Path, code: str, request: pytest.FixtureRequest
+) -> None:
+    cell.stdin = True
+    gate = Gate(tmp_path)
+    cell.ok(TRAIN.format(folder=tmp_path))
+    code = code.replace("NAME", f"digits-{request.node.callspec.id}")
+    result = cell.start(code)
+    gate.await_(2)
+    gate.await_(3)  # there are two devices, so the first trial has ended
+    cell.interrupt()
+    cell.finish(result)
+    assert result.ename == "KeyboardInterrupt"
+    assert result.evalue == "the sweep was stopped: 1 done, 2 cancelled"
+    gate.open()
+    cell.ok(code)
+    assert cell.value("[(each.resumed, each.value) for each in sweep.trials]") == [
+        (True, 1),
+        (False, 2),
+        (False, 3),
+    ]
+    assert sorted((tmp_path / "ran").read_text().split()) == ["1", "2", "2", "3", "3"]
+
+
 def test_the_functions_of_the_widget_work_in_node(tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:

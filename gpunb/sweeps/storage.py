@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import socket
 import sqlite3
 import sys
 import threading
@@ -250,15 +251,16 @@ def _locked(path: Path) -> Any:
         holder = lock.read().strip() or "another process"
         lock.close()
         raise GpunbError(
-            f"the sweep's file {path} is in use: {holder} writes to it. Wait for the end of that "
-            "sweep, cancel it, or give this one another name"
+            f"the sweep's file {path} is in use by {holder}. Wait for the end of that sweep, "
+            "cancel it, or give this one another name"
         ) from None
     except BaseException:
         lock.close()
         raise
     lock.truncate(0)
     where = f" ({name})" if (name := notebook()) else ""
-    holder = f"process {os.getpid()}{where}, since {time.strftime('%F %T')}"
+    host = socket.gethostname()  # the file may lie on a disk that several machines share
+    holder = f"process {os.getpid()} on {host}{where} since {time.strftime('%F %T')}"
     with contextlib.suppress(OSError):  # on a full disk the sweep's file has the better error
         os.write(lock.fileno(), holder.encode())
     return lock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -263,7 +264,7 @@ def test_a_second_sweep_with_the_name_is_refused_while_the_first_runs(tmp_path, 
         gate.enter()
 
     first = gpunb.sweep(wait, {"number": [1]}, storage=tmp_path / "a.sqlite")
-    with pytest.raises(GpunbError, match=f"in use: process {os.getpid()}"):
+    with pytest.raises(GpunbError, match=f"in use by process {os.getpid()} "):
         gpunb.sweep(wait, {"number": [1]}, storage=tmp_path / "a.sqlite")
     gate.open()
     first.wait(PATIENCE)
@@ -313,6 +314,38 @@ def test_a_kernel_that_is_killed_loses_no_result_that_was_seen(tmp_path, capsys)
     assert seen == {"0 False\n", "1 False\n"}
     exec(program, {"__name__": "__main__"})
     assert capsys.readouterr().out == "0 True\n1 True\n2 False\n"
+
+
+SHARED = """
+from pathlib import Path
+import gpunb
+from tests.waiting import Gate
+def train(rate):
+    if rate == 2:
+        Gate(Path({folder!r})).enter()
+    return {{"loss": rate}}
+sweep = gpunb.sweep(train, {{"rate": [1, 2]}}, storage={folder!r} + "/a.sqlite").wait()
+"""
+
+
+def test_a_second_process_is_told_who_has_the_file_and_loses_nothing_of_it(tmp_path, gate):
+    program, notebook = SHARED.format(folder=str(tmp_path)), tmp_path / "train.ipynb"
+    notebook.touch()
+    init = "import gpunb; gpunb.init(num_cpus=2, num_gpus=0, preload=())"
+    with sessions.running(init + program, env={"JPY_SESSION_NAME": str(notebook)}) as process:
+        gate.await_()
+        with pytest.raises(GpunbError) as refused:
+            exec(program, {"__name__": "__main__"})
+        holder = f"process {process.pid} on {socket.gethostname()} ({notebook}) since "
+        assert holder in str(refused.value)
+        gate.open()
+        assert process.wait(PATIENCE) == 0, process.stderr.read()
+    namespace = {"__name__": "__main__"}
+    exec(program, namespace)
+    assert [(each.resumed, each.value) for each in namespace["sweep"].trials] == [
+        (True, {"loss": 1}),
+        (True, {"loss": 2}),
+    ]
 
 
 # ---------------------------------------------------------------------------------------- watching

@@ -1,5 +1,5 @@
 """What some tests need beside gpunb[test]. Where it is absent they skip, and the last line of the
-run says so; with ``GPUNB_REQUIRE_BROWSER=1`` or ``GPUNB_REQUIRE_PYTORCH=1`` they fail instead.
+run says so; with ``GPUNB_REQUIRE_BROWSER=1``, and so with PYTORCH and JAX, they fail instead.
 """
 
 from __future__ import annotations
@@ -25,8 +25,17 @@ def absent(what: str, reason: str) -> NoReturn:
 
 def pytorch() -> None:
     """Go on only where it is installed. It is not imported."""
-    if importlib.util.find_spec("torch") is None:
-        absent("PyTorch", "it is not installed (.venv/bin/pip install torch)")
+    _package("torch", "PyTorch")
+
+
+def jax() -> None:
+    """Go on only where it is installed. It is not imported."""
+    _package("jax", "JAX")
+
+
+def _package(name: str, what: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        absent(what, f"it is not installed (.venv/bin/pip install {name})")
 
 
 def left_out(reports: Iterable[Any]) -> str | None:

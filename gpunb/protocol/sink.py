@@ -19,6 +19,7 @@ TAIL = 1 << 14
 
 _FATAL = "Fatal Python error: "
 _MOST_FRAMES = 30
+_NATIVE = re.compile(r"\s+@\s+0x[0-9a-f]+\b")
 _OURS = r'File ".*/(gpunb/worker|IPython/core)/\w+\.py", line'
 
 
@@ -252,8 +253,10 @@ class Pipe:
         return data if isinstance(data, str) else self._decoder.decode(data)
 
     def last_lines(self, count: int = 10) -> str:
-        """The last lines; after a fatal signal, also the user's part of Python's stack."""
+        """The last lines without the frames of C++ that Abseil prints, which push out the reason;
+        after a fatal signal, also the user's part of Python's stack."""
         lines = self.tail.decode("utf-8", "backslashreplace").splitlines()
+        lines = [each for each in lines if not _NATIVE.match(each)]
         fatal = [at for at, line in enumerate(lines) if line.startswith(_FATAL)]
         if not fatal:
             return "\n".join(lines[-count:])

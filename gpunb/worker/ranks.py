@@ -204,6 +204,9 @@ class _Attempt:
         if self._late or self._failed_with(_WAITED):
             self._apart = self._not_joined(sorted(running))
         self._end(running)
+        if self._apart and self._failure is not None and self._failure.is_crash:  # as JAX gives up
+            error = WorkerCrashedError(f"{self._failure.error()}\n{self._text_of_apart()}")
+            self._failure = replace(self._failure, payload=serialize.dumps(error))
 
     def _not_joined(self, ranks: Sequence[int]) -> list[int]:
         """Return those of these ranks that are not at the ports."""
@@ -363,7 +366,7 @@ class _Attempt:
         ended = "ended" if self._host is None else "interrupted"
         text = f"raised in {self._names([failure.rank])}; the others were {ended}"
         if self._apart:
-            text += f"; {self._names(self._apart)} had not joined the others at MASTER_PORT"
+            text += f"; {self._text_of_apart()}"
         if (port := self._taken_port()) is not None:
             text += f"; another process has port {port}: {_NEW_PORT}"
         return text
@@ -381,8 +384,11 @@ class _Attempt:
         late = f"{limit} and was stopped: {self._names(self._late)} had not finished"
         if len(self._apart) == len(self._late) and 0 in self._apart:
             return f"{late}, and rank 0 had not opened MASTER_PORT"
-        apart = f", and {self._names(self._apart)} had not joined the others at MASTER_PORT"
-        return late + apart if 0 < len(self._apart) < len(self._late) else late
+        some = 0 < len(self._apart) < len(self._late)
+        return f"{late}, and {self._text_of_apart()}" if some else late
+
+    def _text_of_apart(self) -> str:
+        return f"{self._names(self._apart)} had not joined the others at MASTER_PORT"
 
     def _names(self, ranks: Sequence[int]) -> str:
         """Return some ranks in words, such as "ranks 1, 3 of 4"."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
-import pytest
-
 import gpunb
+from tests import needs
 from tests.sessions import assert_idle, session
 from tests.waiting import PATIENCE
-
-SLOW = os.environ.get("GPUNB_SLOW_TESTS") == "1" and importlib.util.find_spec("jax") is not None
 
 
 def gathered():
@@ -27,8 +23,8 @@ def gathered():
     return jax.process_index(), jax.process_count(), found
 
 
-@pytest.mark.skipif(not SLOW, reason="GPUNB_SLOW_TESTS is not 1, or JAX is not installed")
 def test_jax_finds_the_other_ranks_without_arguments(by_value: None) -> None:
+    needs.jax()
     with session(num_gpus=2, num_cpus=2):
         remote = gpunb.remote(num_gpus=1, ranks=2)(gathered)
         assert gpunb.get(remote.remote(), timeout=4 * PATIENCE) == [(0, 2, [0, 1]), (1, 2, [0, 1])]

@@ -312,6 +312,36 @@ def test_a_rank_that_does_not_join_in_the_time_of_pytorch_is_named(notebook: Ker
     assert last.endswith("; rank 1 of 3 had not joined the others at MASTER_PORT"), last
 
 
+def test_jax_sums_over_the_ranks_of_a_session(notebook: Kernel) -> None:
+    needs.jax()
+    notebook.ok(
+        "%%gpu 0.5 -s jax --ranks 2 --gather known\nos.environ['JAX_PLATFORMS'] = 'cpu'\n"
+        "import jax\nfrom jax.experimental import multihost_utils\njax.distributed.initialize()\n"
+        "own = jax.numpy.full(jax.local_device_count(), rank() + 1.0)\n"
+        "known = multihost_utils.process_allgather(own).ravel().tolist()"
+    )
+    assert notebook.value("known") == [[1.0, 2.0]] * 2
+    notebook.ok(
+        "%%gpu -s jax --gather total\n"
+        "total = jax.pmap(lambda x: jax.lax.psum(x, 'i'), axis_name='i')(own).tolist()"
+    )
+    assert notebook.value("total") == [[3.0]] * 2
+    notebook.ok("%gpu stop jax")
+
+
+def test_a_rank_that_does_not_join_in_the_time_of_jax_is_named(notebook: Kernel) -> None:
+    needs.jax()
+    failed = notebook(
+        "%%gpu 0.5 --ranks 2\nif rank() == 1: threading.Event().wait()\n"
+        "os.environ['JAX_PLATFORMS'] = 'cpu'\nimport jax\n"
+        "jax.distributed.initialize(initialization_timeout=3)"
+    )
+    assert failed.ename == "WorkerCrashedError"  # JAX ends the process
+    assert "DEADLINE_EXCEEDED" in failed.evalue
+    last = failed.evalue.splitlines()[-1]
+    assert last == "rank 1 of 2 had not joined the others at MASTER_PORT"
+
+
 def test_a_background_cell_has_ranks(notebook: Kernel) -> None:
     started = notebook.ok("%%gpu 1 --bg --ranks 2 --gather ranks\nprint('here')\nranks = rank()")
     notebook.ok("%gpu wait")

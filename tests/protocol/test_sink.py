@@ -270,6 +270,13 @@ def test_stack_of_a_fatal_signal_is_the_part_of_the_user() -> None:
     assert pipe.last_lines(2) == f"line 18\nline 19\n{FATAL}".rstrip()
 
 
+def test_frames_of_c_do_not_push_out_the_reason() -> None:
+    pipe = Pipe()
+    frames = "".join(f"    @     0x7fa19144{each:04x}  tsl::f()\n" for each in range(20))
+    pipe.feed(f"before\nF1128 02:32:41 client.h:80] no peer\n{frames}{FATAL}")
+    assert pipe.last_lines(1) == f"F1128 02:32:41 client.h:80] no peer\n{FATAL}".rstrip()
+
+
 def test_long_stack_is_cut() -> None:
     pipe = Pipe()
     frames = "".join(f'  File "/home/ada/deep.py", line {each} in f\n' for each in range(90))

@@ -37,6 +37,7 @@ TOPICS = (
     "gpu",
     "monitor",
     "sweeps",
+    "ranks",
     "browser",
 )
 OUT = Path(__file__).parent / "out"

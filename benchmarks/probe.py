@@ -88,18 +88,19 @@ def in_turns(rounds: int, **calls: Call) -> dict[str, Result]:
     for _ in range(rounds):
         for name, wanted in calls.items():
             if "skipped" not in merged[name]:
-                merged[name] = _joined(merged[name], run(wanted))
+                merged[name] = joined(merged[name], run(wanted))
     return merged
 
 
-def _joined(before: Result, now: Result) -> Result:
+def joined(before: Result, now: Result) -> Result:
+    """The result of several rounds."""
     if "skipped" in now:
         return before or now
-    joined = {
+    lists = {
         name: before.get(name, []) + value if isinstance(value, list) else value
         for name, value in now.items()
     }
-    return {**before, **joined}
+    return {**before, **lists}
 
 
 def environment() -> dict[str, str]:

@@ -301,10 +301,16 @@ def test_a_session_keeps_its_process_group_and_its_model(notebook: Kernel) -> No
     notebook.ok("%gpu stop ddp")
 
 
-def test_a_rank_that_does_not_join_in_the_time_of_pytorch_is_named(notebook: Kernel) -> None:
+def test_a_rank_that_does_not_join_in_the_time_of_pytorch_is_named(
+    notebook: Kernel, tmp_path: Path
+) -> None:
     needs.pytorch()
+    # The time of PyTorch does not run while a busy machine still imports it in the other rank.
     failed = notebook(
-        "%%gpu 0.5 --ranks 3\nimport datetime, torch\nif rank() == 1: threading.Event().wait()\n"
+        "%%gpu 0.5 --ranks 3\nimport datetime, pathlib, torch\n"
+        "from tests.waiting import Gate, eventually\nif rank() == 1: threading.Event().wait()\n"
+        f"gate = Gate(pathlib.Path({str(tmp_path)!r}))\ngate.note(rank())\n"
+        "eventually(lambda: gate.count() == 2)\n"
         "time = datetime.timedelta(seconds=6)\n"
         "torch.distributed.init_process_group('gloo', timeout=time)"
     )

@@ -20,6 +20,7 @@ from gpunb.protocol import backend
 from gpunb.protocol.backend import Call, ExitActor, FailedWith, Outcome
 from gpunb.protocol.ranks import RESULTS, RankOfCell, Ranks, code_for_rank, of_coordinator
 from gpunb.scheduler.tasks import ActorId
+from gpunb.system.signals import UNDIVIDED
 from gpunb.worker.cell.cell_types import CellResult
 from gpunb.worker.rank_setup import CHOSEN, Placed, place_ranks
 from gpunb.worker.streams import flush
@@ -182,7 +183,8 @@ class _Attempt:
             if self._is_cell:
                 place = RankOfCell(rank, rank == ranks.running[0], rank in ranks.running)
                 own = replace(own, code=code_for_rank(place), returns=RESULTS)
-            self._refs.append([ObjectRef(each, held=True) for each in self._remote.submit(own)])
+            with UNDIVIDED:  # a rank that is started and not known here would never be stopped
+                self._refs.append([ObjectRef(each, held=True) for each in self._remote.submit(own)])
 
     def _call_of_actor(self, actor: ActorId, rank: int) -> Call:
         spec = self._call.spec

@@ -100,6 +100,14 @@ class _Failure:
         return isinstance(self.error(), (WorkerCrashedError, ActorDiedError))
 
 
+def _has(failure: _Failure | None, texts: Iterable[bytes]) -> bool:
+    """Whether the error of a rank has one of these texts."""
+    if failure is None:
+        return False
+    stream = serialize.inlined(failure.payload).stream
+    return any(each in stream for each in texts)
+
+
 def run(
     code: bytes, arguments: Payload, host: RankHost | None, label: str, retryable: Retryable
 ) -> Any:
@@ -203,9 +211,12 @@ class _Attempt:
             running -= over
             self._failure = self._first_failure(over)
             self._late = [] if over else sorted(running)
-        if self._late or self._failed_with(_WAITED):
+        if self._late or _has(self._failure, _WAITED):
             self._apart = self._not_joined(sorted(running))
         self._end(running)
+        # Rank 0 may have given up by now, and its port is closed.
+        waited = [each for each in self._apart if _has(self._failure_of(each), _WAITED)]
+        self._apart = [each for each in self._apart if each not in waited]
         if self._apart and self._failure is not None and self._failure.is_crash:  # as JAX gives up
             error = WorkerCrashedError(f"{self._failure.error()}\n{self._text_of_apart()}")
             self._failure = replace(self._failure, payload=serialize.dumps(error))
@@ -216,13 +227,6 @@ class _Attempt:
         pids = {rank: job.get("pid") for rank, job in zip(ranks, jobs, strict=True)}
         at = self._placed.is_at_ports if self._placed is not None else None
         return [rank for rank, pid in pids.items() if at is not None and pid and not at(pid)]
-
-    def _failed_with(self, texts: Iterable[bytes]) -> bool:
-        """Whether the error of the rank that failed has one of these texts."""
-        if self._failure is None:
-            return False
-        stream = serialize.inlined(self._failure.payload).stream
-        return any(each in stream for each in texts)
 
     def _end(self, running: Iterable[int]) -> None:
         """Interrupt these ranks, and end the processes of those that do not stop."""
@@ -277,7 +281,7 @@ class _Attempt:
 
     def _taken_port(self) -> int | None:
         """Return the port that another process has, if a rank failed for that."""
-        if self._placed is None or not self._failed_with(_TAKEN):
+        if self._placed is None or not _has(self._failure, _TAKEN):
             return None
         return next(filter(self._placed.is_taken, self._placed.ports), None)
 

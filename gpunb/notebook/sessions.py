@@ -19,6 +19,7 @@ from gpunb.protocol.ranks import Ranks, code_of, spec_of
 from gpunb.scheduler.markup import as_text
 from gpunb.scheduler.options import Options
 from gpunb.scheduler.tasks import ActorId, ActorSpec
+from gpunb.system.signals import UNDIVIDED
 from gpunb.worker.cell.change_detection import Fingerprints
 from gpunb.worker.cell.run import Host
 
@@ -203,7 +204,8 @@ class Sessions:
                 )
                 del self._sessions[name]
                 options = again(before.options, options, asked)
-            made = self._sessions[name] = CellSession.started(name, options)
+            with UNDIVIDED:  # no command ends a session that has started and is not known here
+                made = self._sessions[name] = CellSession.started(name, options)
             return made
 
     def stop(self, name: str) -> None:

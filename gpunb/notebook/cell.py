@@ -18,6 +18,7 @@ from gpunb.exceptions import (
     TaskError,
     WorkerCrashedError,
 )
+from gpunb.notebook import registrations
 from gpunb.notebook.bind import Home, bind_result
 from gpunb.notebook.capture import CellRequest, pack_cell
 from gpunb.notebook.shell import NotebookShell
@@ -236,6 +237,8 @@ def _raised(handed: HandedIn, result: CellResult, interrupted: bool) -> BaseExce
         share = _share(handed)
         ends = f"{handed.name} ended with sys.exit, and its worker with it"
         lines.append(f"{ends}; {share}" if share else ends)
+    if (text := registrations.hint(handed.shell, handed.number, lines)) is not None:
+        lines.append(text)
     raised, seconds = dressed(error.cause or error, lines), handed.request.options.timeout
     timed = isinstance(raised, KeyboardInterrupt) and not interrupted
     if timed and seconds and _ran_for(handed, seconds):

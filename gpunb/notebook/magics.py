@@ -20,7 +20,14 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from traitlets import Bool, TraitError, Unicode, validate
 
 from gpunb.exceptions import GpunbError, InfeasibleRequestError
-from gpunb.notebook import completion, debugging, foreground, line_options, shell_hooks
+from gpunb.notebook import (
+    completion,
+    debugging,
+    foreground,
+    line_options,
+    registrations,
+    shell_hooks,
+)
 from gpunb.notebook import shell as notebook_shell
 from gpunb.notebook.auto_magic import Switch
 from gpunb.notebook.background import Jobs
@@ -79,6 +86,10 @@ class GpuMagics(Magics):
     def let_go(self, result: Any = None) -> None:
         """After a cell, drop objects that only sessions keep."""
         self.sessions.let_go(self.notebook.user_ns)
+
+    def explain(self, result: Any) -> None:
+        """After a cell that failed, say what may be missing in this process."""
+        registrations.tell(self.notebook, result)
 
     @magic_arguments()
     @argument(
@@ -374,6 +385,7 @@ def register(ip: Any) -> None:
     by_reference(type(ip))
     magics: GpuMagics = ip.magics_manager.registry["GpuMagics"]
     ip.events.register("post_run_cell", magics.let_go)
+    ip.events.register("post_run_cell", magics.explain)
     actions = GpuMagics.gpu.parser._actions  # noqa: SLF001 - argparse has no public way
     names = {name for each in actions for name in each.option_strings}
     completion.register(magics.notebook, sorted(name for name in names if name[:2] == "--"))
@@ -389,6 +401,7 @@ def unregister(ip: Any) -> None:
         return
     magics.switch.off()
     ip.events.unregister("post_run_cell", magics.let_go)
+    ip.events.unregister("post_run_cell", magics.explain)
     completion.unregister(magics.notebook)
     debugging.uninstall(magics.notebook)
     magics.jobs.unregister()

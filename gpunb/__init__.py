@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         wait,
     )
     from gpunb.live import monitor
-    from gpunb.notebook import get_job
+    from gpunb.notebook import get_job, register_settings
     from gpunb.sweeps import sweep
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "monitor",
     "nodes",
     "put",
+    "register_settings",
     "remote",
     "report",
     "shutdown",
@@ -93,7 +94,12 @@ __all__ = [
 ]
 
 _MODULES = ("accelerators", "actor", "exceptions", "util")
-_MODULE_OF = {"get_job": "notebook", "monitor": "live", "sweep": "sweeps"}
+_MODULE_OF = {
+    "get_job": "notebook",
+    "monitor": "live",
+    "register_settings": "notebook",
+    "sweep": "sweeps",
+}
 
 
 def __getattr__(name: str) -> Any:

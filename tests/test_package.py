@@ -36,6 +36,7 @@ PUBLIC = [
     "monitor",
     "nodes",
     "put",
+    "register_settings",
     "remote",
     "report",
     "shutdown",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,3 +36,29 @@ def get_job(ident: int) -> JobHandle:
     """
     handle: JobHandle = importlib.import_module("gpunb.notebook.background").get_job(ident)
     return handle
+
+
+def register_settings(
+    module: str,
+    read: Callable[[Any], dict[str, Any]],
+    write: Callable[[Any, str, Any], object],
+    default: Callable[[Any], dict[str, Any]] | None = None,
+) -> None:
+    """Let the settings of a library travel with cells, as those of NumPy and pandas do.
+
+    ``%%gpu`` cells find what the notebook has set, and what a cell in the foreground sets comes
+    home. Nothing is imported for it: as long as the library is not loaded, its settings wait. The
+    functions travel with each cell.
+
+    Args:
+        module: full name of the module; a later call with the same name replaces the functions.
+        read: gets the module and returns its settings by name. Values that cannot be pickled are
+            left out.
+        write: gets the module, the name of a setting and its new value.
+        default: gets the module and returns the settings that it has when it is loaded, so that
+            these are not sent. Without it, all are sent with each cell.
+
+    Raises:
+        TypeError: an argument has the wrong type, or a function cannot be pickled.
+    """
+    importlib.import_module("gpunb.notebook.own_settings").register(module, read, write, default)

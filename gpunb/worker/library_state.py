@@ -10,7 +10,7 @@ import contextlib
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ def taken(*, random: bool) -> dict[str, bytes]:
     """The settings for a cell, by library, as far as they can be pickled; with `random`, also the
     states of random number generators."""
     found = {}
-    for name, library in LIBRARIES.items():
+    for name, library in _libraries():
         if library.random and not random:
             continue
         module = sys.modules.get(library.module)
@@ -32,6 +32,8 @@ def taken(*, random: bool) -> dict[str, bytes]:
             state = _waiting.get(name, {})
         else:
             state = _changes(_read(library, module), _default(library, module))
+        if name in OWN:
+            state = {**state, _FUNCTIONS: library}
         if state:
             found[name] = _packed(state)
     return found
@@ -43,16 +45,19 @@ class LibraryWatch:
 
     def __init__(self, given: Mapping[str, bytes], namespace: dict[str, Any]) -> None:
         self._before: dict[str, State] = {}
-        for name, library in LIBRARIES.items():
+        states = {name: _opened(packed, namespace) for name, packed in given.items()}
+        own = ((name, state.pop(_FUNCTIONS, None)) for name, state in states.items())
+        OWN.update((name, library) for name, library in own if library is not None)
+        for name, library in _libraries():
             module = sys.modules.get(library.module)
-            state = _opened(given[name], namespace) if name in given else {}
+            state = states.get(name, {})
             if state != _applied.get(name, {}):
                 when_loaded(library.module, partial(self._apply, name, state))
             elif module is not None:
                 self._before[name] = _read(library, module)
 
     def _apply(self, name: str, state: State, module: Any) -> None:
-        library, before = LIBRARIES[name], _applied.get(name, {})
+        library, before = _library(name), _applied.get(name, {})
         default = _default(library, module)
         _write(name, {each: default[each] for each in before if each in default} | state, module)
         if library.random:
@@ -64,13 +69,15 @@ class LibraryWatch:
     def changed(self, *, random: bool) -> dict[str, bytes]:
         """The settings that have changed since, by library."""
         found = {}
-        for name, library in LIBRARIES.items():
+        for name, library in _libraries():
             module = sys.modules.get(library.module)
             if module is None or (library.random and not random):
                 continue
             before = self._before.get(name) or _default(library, module)
             if changes := _changes(_read(library, module), before):
                 found[name] = _packed(changes)
+                if not library.random:  # the notebook has it from now on
+                    _applied[name] = _applied.get(name, {}) | _travelling(changes)
         return found
 
 
@@ -78,15 +85,30 @@ def bring_home(changed: Mapping[str, bytes], namespace: dict[str, Any]) -> None:
     """Set in the notebook's process what a cell has changed."""
     for name, packed in changed.items():
         _waiting[name] = {**_waiting.get(name, {}), **_opened(packed, namespace)}
-        when_loaded(LIBRARIES[name].module, partial(_arrive, name))
+        when_loaded(_library(name).module, partial(_arrive, name))
 
 
 def _arrive(name: str, module: Any) -> None:
     _write(name, _waiting.pop(name, {}), module)
 
 
+OWN: dict[str, Library] = {}
+"""The libraries of which the user has said how to read and set their settings."""
+
+_FUNCTIONS = "\0functions"
+"""A library of the user goes to the worker with its settings, under this name."""
+
+
+def _libraries() -> Iterable[tuple[str, Library]]:
+    return {**LIBRARIES, **OWN}.items() if OWN else LIBRARIES.items()
+
+
+def _library(name: str) -> Library:
+    return LIBRARIES.get(name) or OWN[name]
+
+
 _applied: dict[str, State] = {}
-"""The settings that the worker got last."""
+"""The settings that the notebook had when the worker heard of them last."""
 
 _waiting: dict[str, State] = {}
 """The settings that came home and wait until their library is loaded."""
@@ -112,7 +134,7 @@ def _write(name: str, state: State, module: Any) -> None:
     with warnings.catch_warnings(action="ignore") if warns else contextlib.nullcontext():
         for each, value in state.items():
             with contextlib.suppress(Exception):  # another release may not know it
-                LIBRARIES[name].write(module, each, value)
+                _library(name).write(module, each, value)
 
 
 def _changes(now: State, before: State) -> State:
@@ -136,13 +158,17 @@ def _packed(state: State) -> bytes:
     try:
         return dumps_in_band(state)[0]
     except TypeError:
-        pass
+        return dumps_in_band(_travelling(state))[0]
+
+
+def _travelling(state: State) -> State:
+    """The settings that can be pickled."""
     some = {}
     for name, value in state.items():
         with contextlib.suppress(TypeError):
             dumps_in_band(value)
             some[name] = value
-    return dumps_in_band(some)[0]
+    return some
 
 
 def _opened(packed: bytes, namespace: dict[str, Any]) -> State:

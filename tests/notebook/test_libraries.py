@@ -440,3 +440,51 @@ def test_a_setting_that_cannot_travel_is_left_out(notebook: Kernel) -> None:
     assert (ran.stdout, ran.stderr) == ("[0.333]\n", "")
     assert notebook.ok("print(np.array([1 / 3]))").stdout == "[x]\n"
     notebook.ok("np.set_printoptions(formatter=None, precision=8)")
+
+
+TUNED = "options = {'size': 1, 'shape': None}"
+"""A library with settings that gpunb does not know."""
+
+REGISTER = """
+import pathlib, gpunb
+pathlib.Path('tuned.py').write_text(TUNED)
+gpunb.register_settings(
+    'tuned',
+    lambda tuned: dict(tuned.options),
+    lambda tuned, name, value: tuned.options.update({name: value}),
+    lambda tuned: {'size': 1, 'shape': None},
+)
+"""
+
+
+def test_settings_that_the_user_has_registered_travel_in_and_come_home(notebook: Kernel) -> None:
+    notebook.ok(f"TUNED = {TUNED!r}\n{REGISTER}")
+    notebook.ok("%%gpu 0\nimport tuned\ntuned.options['size'] = 2")  # here it is not loaded
+    assert notebook.value("'tuned' in __import__('sys').modules") is False
+    assert notebook.ok("%%gpu 0\ntuned.options").value == "{'size': 2, 'shape': None}"
+    assert notebook.value("tuned.options") == {"size": 2, "shape": None}
+    notebook.ok("tuned.options['shape'] = {3}")
+    assert notebook.ok("%%gpu 0\ntuned.options").value == "{'size': 2, 'shape': {3}}"
+    notebook.ok("tuned.options.update(size=1, shape=None)")
+    notebook.ok("%%gpu 0 -s own\ntuned.options['shape'] = 'round'")
+    assert notebook.value("tuned.options") == {"size": 1, "shape": "round"}
+    notebook.ok("tuned.options['shape'] = None")
+    assert notebook.ok("%%gpu 0 -s own\ntuned.options").value == "{'size': 1, 'shape': None}"
+    notebook.ok("%gpu stop own")
+    notebook.ok("%%gpu 0 --bg\ntuned.options['shape'] = 'flat'\nseen = dict(tuned.options)")
+    notebook.ok("%gpu wait")
+    assert notebook.value("(seen['shape'], tuned.options['shape'])") == ("flat", None)
+
+
+def test_functions_for_settings_are_checked(notebook: Kernel) -> None:
+    for call, message in (
+        ("'', dict, setattr", "module is ''; it must be the name of a module"),
+        ("'os', 3, setattr", "read is 3; it must be a function"),
+        (
+            "'os', lambda _, x=open('/dev/null'): {}, setattr",
+            "the functions for the settings of os",
+        ),
+    ):
+        failed = notebook(f"gpunb.register_settings({call})")
+        assert failed.ename == "TypeError"
+        assert message in failed.evalue

@@ -134,10 +134,10 @@ def pack_cell(
         contents = _collect(space, code, request, inner)
         cell = _cell(shell, code, contents, request, number=number, late=late)
         # Warnings of libraries that packing alone causes are of no use.
-        with warnings.catch_warnings(action="ignore"), serialize.noting_functions() as functions:
+        with warnings.catch_warnings(action="ignore"), serialize.noting() as met:
             payload = _packed(cell, contents.values, contents.optional)
         unsent = space.keys() - contents.objects.keys()
-        more = [each for each in functions if _looked_up(each, space) & unsent]
+        more = [each for each in met.functions if _looked_up(each, space) & unsent]
         if all(each in inner for each in more):
             break
         inner += more
@@ -153,7 +153,7 @@ def pack_cell(
         since,
         request.expression,
         code.python,
-        detached=serialize.with_graph(contents.values),
+        detached=serialize.with_graph(contents.values) if met.graphs else (),
         losses=_losses(contents.values) if request.check else None,
     )
 

@@ -272,7 +272,12 @@ def _format(logging: Any, form: Any) -> tuple[Any, ...]:
 
 def _set_logging(logging: Any, name: str, value: Any) -> None:
     if name != _HANDLERS:
-        logging.getLogger(name or None).setLevel(value)
+        new = bool(name) and name not in logging.root.manager.loggerDict
+        logger = logging.getLogger(name or None)
+        if new:
+            logger.level = value  # `setLevel` clears what all loggers have noted of their levels
+        else:
+            logger.setLevel(value)
         return
     for each, _ in list(_root_handlers(logging)):
         logging.root.removeHandler(each)

@@ -59,12 +59,17 @@ class LibraryWatch:
     def _apply(self, name: str, state: State, module: Any) -> None:
         library, before = _library(name), _applied.get(name, {})
         default = _default(library, module)
-        _write(name, {each: default[each] for each in before if each in default} | state, module)
+        wanted = {each: default[each] for each in before if each in default} | state
         if library.random:
+            _write(name, state, module)
             self._before[name] = state
             return
         _applied[name] = state  # what a session has set stays until the notebook sets another
-        self._before[name] = _read(library, module)
+        now = _read(library, module)
+        if changes := _changes(wanted, now):
+            _write(name, changes, module)
+            now = _read(library, module)
+        self._before[name] = now
 
     def changed(self, *, random: bool) -> dict[str, bytes]:
         """The settings that have changed since, by library."""

@@ -12,7 +12,7 @@ from gpunb.data.serialize.functions import (
 )
 from gpunb.data.serialize.modules import lazy_module, modules_within
 from gpunb.data.serialize.parts import Part, in_array, part_at, parts
-from gpunb.data.serialize.pickler import note_reference, noting_functions
+from gpunb.data.serialize.pickler import note_reference, noting
 from gpunb.data.serialize.salvage import loads_arguments, loads_function, loads_names, why_lost
 from gpunb.data.serialize.sources import with_sources
 from gpunb.data.serialize.values import (
@@ -49,7 +49,7 @@ __all__ = [
     "modules_within",
     "moving",
     "note_reference",
-    "noting_functions",
+    "noting",
     "part_at",
     "parts",
     "staying",

@@ -190,7 +190,10 @@ def _reduce_jax(tensors: Tensors, array: Any) -> Any:
 def _reduce_torch(tensors: Tensors, tensor: Any) -> Any:
     reduced = _without_gradient(tensors, tensor)
     torch = sys.modules["torch"]
-    plain = type(tensor) in (torch.Tensor, _parameter(torch)) and getattr(tensor, "is_leaf", False)
+    leaf = getattr(tensor, "is_leaf", False)
+    if not leaf:
+        pickler.note_graph()
+    plain = type(tensor) in (torch.Tensor, _parameter(torch)) and leaf
     more = {name: getattr(tensor, name, None) for name in LEFT_OUT} if plain else {}
     more = {name: value for name, value in more.items() if value is not None}
     if not more:
@@ -309,8 +312,14 @@ def _without_gradient(tensors: Tensors, tensor: Any) -> Any:
     torch = sys.modules["torch"]
     where = tensor.device.type
     has_storage = hasattr(tensor, "untyped_storage")
-    if has_storage and where != "meta" and _is_plain(torch, tensor):
-        return _reduce_storage_view(tensors, tensor)
+    if has_storage and where != "meta":
+        if _is_plain(torch, tensor):
+            return _reduce_storage_view(tensors, tensor)
+        if type(tensor) is _parameter(torch) and not vars(tensor):
+            data = tensor.data
+            if _is_plain(torch, data):
+                _, (*view, _) = _reduce_storage_view(tensors, data)
+                return _new_parameter, (*view, tensor.requires_grad)
     if where in _HOST or issubclass(type(tensor), _parameter(torch)):
         return NotImplemented  # a parameter is pickled as its data, which is a plain tensor
     host = tensor.detach().cpu()
@@ -449,6 +458,11 @@ def _storage(memory: Any) -> Any:
     storage = tensor.untyped_storage()
     note_mapped(storage, memory)
     return storage
+
+
+def _new_parameter(storage: Any, dtype: Any, place: tuple[Any, ...], requires_grad: bool) -> Any:
+    data = _tensor(storage, dtype, place, requires_grad=False)
+    return importlib.import_module("torch").nn.Parameter(data, requires_grad)
 
 
 def _tensor(storage: Any, dtype: Any, place: tuple[Any, ...], requires_grad: bool) -> Any:

@@ -35,16 +35,16 @@ Identity: TypeAlias = tuple[bytes, int]
 
 _numbers = itertools.count()
 _origin = b""
-_objects: dict[Identity, weakref.ref[Any]] = {}
-_identities: dict[int, tuple[weakref.ref[Any], Identity]] = {}
+_objects: dict[Identity, _Reference] = {}
+_identities: dict[int, _Reference] = {}
 """By the ids of the objects, which need not be hashable by identity."""
 
 
 def identity_of(thing: Any) -> Identity:
     """Return the identity of an object, a new one if it has none."""
     known = _identities.get(id(thing))
-    if known is not None and known[0]() is thing:
-        return known[1]
+    if known is not None and known() is thing:
+        return known.identity
     global _origin
     _origin = _origin or os.urandom(8)
     identity = _origin, next(_numbers)
@@ -55,7 +55,7 @@ def identity_of(thing: Any) -> Identity:
 def has_identity(thing: Any) -> bool:
     """Return whether an object has an identity already."""
     known = _identities.get(id(thing))
-    return known is not None and known[0]() is thing
+    return known is not None and known() is thing
 
 
 def object_of(identity: Identity) -> Any:
@@ -109,17 +109,26 @@ def filled(
     return made
 
 
+class _Reference(weakref.ref[Any]):
+    """A weak reference to an object, with its identity and its id."""
+
+    __slots__ = ("identity", "key")
+
+    identity: Identity
+    key: int
+
+
+def _gone(reference: Any) -> None:
+    if _identities.get(reference.key) is reference:
+        del _identities[reference.key]
+    if _objects.get(reference.identity) is reference:
+        del _objects[reference.identity]
+
+
 def _note(identity: Identity, thing: Any) -> None:
-    key = id(thing)
-
-    def gone(it: weakref.ref[Any]) -> None:
-        if _identities.get(key, (None,))[0] is it:
-            del _identities[key]
-        if _objects.get(identity) is it:
-            del _objects[identity]
-
-    reference = weakref.ref(thing, gone)
-    _objects[identity], _identities[key] = reference, (reference, identity)
+    reference = _Reference(thing, _gone)
+    reference.identity, reference.key = identity, id(thing)
+    _objects[identity] = _identities[reference.key] = reference
 
 
 def _fill(own: Any, came: Any, without: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from cloudpickle import cloudpickle
@@ -59,16 +60,35 @@ def keeps_identities() -> bool:
     return getattr(_collector, "way", "task") in ("cell", "home")
 
 
+@dataclass(slots=True)
+class Noted:
+    """What a thread has met while it pickled.
+
+    Attributes:
+        functions: the functions that it pickled by value.
+        graphs: whether there was a tensor of PyTorch with a graph.
+    """
+
+    functions: list[types.FunctionType] = field(default_factory=list)
+    graphs: bool = False
+
+
 @contextlib.contextmanager
-def noting_functions() -> Iterator[list[types.FunctionType]]:
-    """Note the functions that this thread pickles by value, in a list."""
-    before = getattr(_collector, "functions", None)
-    found: list[types.FunctionType] = []
-    _collector.functions = found
+def noting() -> Iterator[Noted]:
+    """Note what this thread meets while it pickles."""
+    before = getattr(_collector, "met", None)
+    _collector.met = noted = Noted()
     try:
-        yield found
+        yield noted
     finally:
-        _collector.functions = before
+        _collector.met = before
+
+
+def note_graph() -> None:
+    """Note that a tensor with a graph is pickled, for `noting`."""
+    met = getattr(_collector, "met", None)
+    if met is not None:
+        met.graphs = True
 
 
 def set_moving(moving: Moving | None) -> Moving | None:
@@ -95,9 +115,9 @@ class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _with_more(obj, cloudpickle._class_reduce(obj))  # noqa: SLF001
         if isinstance(obj, types.FunctionType):
             reduced = self._function_reduce(obj)
-            functions = getattr(_collector, "functions", None)
-            if functions is not None and reduced is not NotImplemented:
-                functions.append(obj)
+            met = getattr(_collector, "met", None)
+            if met is not None and reduced is not NotImplemented:
+                met.functions.append(obj)
             return with_identity(obj, reduced) if keeps_identities() else reduced
         return NotImplemented
 

@@ -18,7 +18,7 @@ from gpunb.exceptions import (
     TaskError,
     WorkerCrashedError,
 )
-from gpunb.notebook import registrations
+from gpunb.notebook import registration_hint
 from gpunb.notebook.bind import Home, bind_result
 from gpunb.notebook.capture import CellRequest, pack_cell
 from gpunb.notebook.shell import NotebookShell
@@ -237,7 +237,7 @@ def _raised(handed: HandedIn, result: CellResult, interrupted: bool) -> BaseExce
         share = _share(handed)
         ends = f"{handed.name} ended with sys.exit, and its worker with it"
         lines.append(f"{ends}; {share}" if share else ends)
-    if (text := registrations.hint(handed.shell, handed.number, lines)) is not None:
+    if (text := registration_hint.hint(handed.shell, handed.number, lines)) is not None:
         lines.append(text)
     raised, seconds = dressed(error.cause or error, lines), handed.request.options.timeout
     timed = isinstance(raised, KeyboardInterrupt) and not interrupted

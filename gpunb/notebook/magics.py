@@ -25,7 +25,7 @@ from gpunb.notebook import (
     debugging,
     foreground,
     line_options,
-    registrations,
+    registration_hint,
     shell_hooks,
 )
 from gpunb.notebook import shell as notebook_shell
@@ -89,7 +89,7 @@ class GpuMagics(Magics):
 
     def explain(self, result: Any) -> None:
         """After a cell that failed, say what may be missing in this process."""
-        registrations.tell(self.notebook, result)
+        registration_hint.tell(self.notebook, result)
 
     @magic_arguments()
     @argument(

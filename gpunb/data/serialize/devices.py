@@ -11,6 +11,7 @@ whole storage already.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import importlib
 import pickle
@@ -134,6 +135,8 @@ class Tensors:
     def __init__(self, moved: Moved) -> None:
         self.moved = moved
         self.storages: dict[int, _Storage] = {}
+        self.whole: list[tuple[int, int]] = []
+        """The addresses of storages on the host that are sent whole, in order, with their keys."""
         self.arrays: dict[tuple[int, int], Any] = {}
         """Arrays of numpy on the host, by address and bytes."""
         self._reducers: dict[type, _Reducer | None] = {}
@@ -281,10 +284,12 @@ def _reduce_array(tensors: Tensors, array: Any) -> Any:
     flags = array.flags
     if not size or array.dtype.hasobject or not (flags.c_contiguous and flags.writeable):
         return NotImplemented
-    for known in tensors.storages.values():
-        offset = start - known.storage.data_ptr()
-        if known.part is None and 0 <= offset <= known.storage.nbytes() - size:
-            return _array, (known, array.dtype, offset, array.shape)
+    at = bisect.bisect(tensors.whole, (start + 1,)) - 1
+    if at >= 0:
+        address, key = tensors.whole[at]
+        known = tensors.storages[key]
+        if start - address <= known.storage.nbytes() - size:
+            return _array, (known, array.dtype, start - address, array.shape)
     tensors.arrays[start, size] = array
     return NotImplemented
 
@@ -362,6 +367,7 @@ def _reduce_storage_view(tensors: Tensors, tensor: Any) -> Any:
         if storage.nbytes() < _LARGE or 2 * part >= storage.nbytes():
             known = _Storage(storage.cpu() if on_device else storage, storage)
             if not on_device:
+                bisect.insort(tensors.whole, (storage.data_ptr(), storage._cdata))  # noqa: SLF001
                 known.array = tensors.arrays.get((storage.data_ptr(), storage.nbytes()))
             tensors.storages[storage._cdata] = known  # noqa: SLF001
             moved = storage.nbytes()

@@ -1,4 +1,5 @@
-"""State that libraries keep for a whole process: settings, and their global random generators.
+"""State that libraries keep for a whole process: settings, what a notebook has registered with them,
+and their global random generators.
 
 A cell finds what the notebook has of these, and what a cell in the foreground changes comes home.
 Nothing is imported for it: what is for a library that is not loaded waits until it is.
@@ -17,7 +18,10 @@ from typing import Any
 from gpunb.data import serialize
 from gpunb.data.serialize.values import dumps_in_band
 from gpunb.worker.import_hooks import when_loaded
-from gpunb.worker.known_libraries import LIBRARIES, STATE, Library, State
+from gpunb.worker.known_libraries import SETTINGS, STATE, Library, State
+from gpunb.worker.registrations import REGISTRATIONS
+
+LIBRARIES = {**SETTINGS, **REGISTRATIONS}
 
 
 def taken(*, random: bool) -> dict[str, bytes]:

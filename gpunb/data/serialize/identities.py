@@ -133,6 +133,9 @@ def _fill(own: Any, came: Any, without: tuple[str, ...]) -> bool:
             own.data = came.data
         elif _differs(torch, own, came) and not _takes_memory(torch, own, came):
             own.copy_(came)
+    if vars(own) or vars(came):
+        vars(own).clear()
+        vars(own).update(vars(came))
     if own.is_leaf:
         own.requires_grad_(came.requires_grad)
         for name in without:
@@ -160,6 +163,10 @@ def _takes_memory(torch: Any, own: Any, came: Any) -> bool:
         return False
     return True
 
+
+referred: list[Any] = []
+"""The objects of weak references that came last with names: nothing else may have them, and the
+cell would find them gone."""
 
 mapped: dict[int, weakref.ref[Any]] = {}
 """The memory that has come with values, by the storage that alone has it."""

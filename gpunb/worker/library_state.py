@@ -1,5 +1,5 @@
-"""State that libraries keep for a whole process: settings, what a notebook has registered with them,
-and their global random generators.
+"""State that libraries keep for a whole process: settings, what a notebook has registered
+with them, and their global random generators.
 
 A cell finds what the notebook has of these, and what a cell in the foreground changes comes home.
 Nothing is imported for it: what is for a library that is not loaded waits until it is.
@@ -23,6 +23,9 @@ from gpunb.worker.registrations import REGISTRATIONS
 
 LIBRARIES = {**SETTINGS, **REGISTRATIONS}
 
+LATE = REGISTRATIONS.keys() - {"IPython"}
+"""What is unpickled once its library is loaded: its types and functions would load the library."""
+
 
 def taken(*, random: bool) -> dict[str, bytes]:
     """The settings for a cell, by library, as far as they can be pickled; with `random`, also the
@@ -32,6 +35,10 @@ def taken(*, random: bool) -> dict[str, bytes]:
         if library.random and not random:
             continue
         module = sys.modules.get(library.module)
+        if name in LATE and module is None:
+            if name in _late:
+                found[name] = _late[name]
+            continue
         if module is None:
             state = _waiting.get(name, {})
         else:
@@ -49,11 +56,23 @@ class LibraryWatch:
         self._before: dict[str, State] = {}
         for name, library in LIBRARIES.items():
             module = sys.modules.get(library.module)
+            if name in LATE:
+                when_loaded(library.module, partial(self._register, name, given, namespace))
+                continue
             state = _opened(given[name], namespace) if name in given else {}
             if state != _applied.get(name, {}):
                 when_loaded(library.module, partial(self._apply, name, state))
             elif module is not None:
                 self._before[name] = _read(library, module)
+
+    def _register(
+        self, name: str, given: Mapping[str, bytes], namespace: dict[str, Any], module: Any
+    ) -> None:
+        packed = given.get(name)
+        if packed is not None and _late.get(name) != packed:
+            _late[name] = packed
+            _write(name, _opened(packed, namespace), module)
+        self._before[name] = _read(LIBRARIES[name], module)
 
     def _apply(self, name: str, state: State, module: Any) -> None:
         library, before = LIBRARIES[name], _applied.get(name, {})
@@ -81,8 +100,16 @@ class LibraryWatch:
 def bring_home(changed: Mapping[str, bytes], namespace: dict[str, Any]) -> None:
     """Set in the notebook's process what a cell has changed."""
     for name, packed in changed.items():
+        if name in LATE:
+            _late[name] = packed
+            when_loaded(LIBRARIES[name].module, partial(_register, name, packed, namespace))
+            continue
         _waiting[name] = {**_waiting.get(name, {}), **_opened(packed, namespace)}
         when_loaded(LIBRARIES[name].module, partial(_arrive, name))
+
+
+def _register(name: str, packed: bytes, namespace: dict[str, Any], module: Any) -> None:
+    _write(name, _opened(packed, namespace), module)
 
 
 def _arrive(name: str, module: Any) -> None:
@@ -91,6 +118,9 @@ def _arrive(name: str, module: Any) -> None:
 
 _applied: dict[str, State] = {}
 """The settings that the worker got last."""
+
+_late: dict[str, bytes] = {}
+"""The registrations that came last."""
 
 _waiting: dict[str, State] = {}
 """The settings that came home and wait until their library is loaded."""

@@ -6,11 +6,11 @@ home. Only what the notebook has defined is read, never what the libraries have 
 
 from __future__ import annotations
 
-import _abc
 import functools
+import importlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cloudpickle import cloudpickle
@@ -39,8 +39,9 @@ def _reducers(copyreg: Any) -> State:
 def _virtual_subclasses(_: Any) -> State:
     """The notebook's classes that were registered with an abstract class."""
     found: State = {}
+    dump = importlib.import_module("_abc")._get_dump  # noqa: SLF001 - no public way
     for each in _abstract_classes():
-        for reference in _abc._get_dump(each)[0]:  # type: ignore[attr-defined]  # noqa: SLF001
+        for reference in dump(each)[0]:
             kind = reference()
             if kind is not None and of_notebook(kind):
                 found[_name(each, kind)] = (each, kind)
@@ -149,7 +150,9 @@ def _jax_nodes(tree_util: Any) -> State:
         if not of_notebook(kind):
             continue
         flat, whole = each
-        variables = dict(closure_of(flat)) if isinstance(flat, types.FunctionType) else {}
+        variables: dict[str, Any] = {}
+        if isinstance(flat, types.FunctionType):
+            variables = dict(closure_of(flat))
         if "data_fields" in variables:
             names = list(variables["data_fields"]), list(variables["meta_fields"])
             found[_name(kind)] = "dataclass", kind, *names
@@ -165,7 +168,9 @@ def _add_jax_node(tree_util: Any, _: str, node: Any) -> None:
     if kind in tree_util._registry:  # noqa: SLF001
         return
     if how == "dataclass":
-        fields = {name for name, each in getattr(kind, "__dataclass_fields__", {}).items() if each.init}
+        fields = {
+            name for name, each in getattr(kind, "__dataclass_fields__", {}).items() if each.init
+        }
         dropped = sorted(fields.difference(*rest))
         tree_util.register_dataclass(kind, *rest, drop_fields=dropped)
     elif how == "keys":
@@ -213,7 +218,11 @@ def _scales(scale: Any) -> State:
 
 
 def _units(units: Any) -> State:
-    own = [item for item in units.registry.items() if any(of_notebook(type(i)) or of_notebook(i) for i in item)]
+    own = [
+        item
+        for item in units.registry.items()
+        if any(of_notebook(type(i)) or of_notebook(i) for i in item)
+    ]
     return {_name(kind): (kind, converter) for kind, converter in own}
 
 
@@ -248,39 +257,62 @@ def _add_type(base: Any, _: str, kind: Any) -> None:
         base._registry.register(kind)  # noqa: SLF001
 
 
+def _within(
+    module: str,
+    place: str,
+    read: Callable[[Any], State],
+    write: Callable[[Any, str, Any], object],
+) -> Library:
+    """A registry in a module at `place`. It is used once `module` is loaded, whose import is over
+    then: what the notebook has registered may need more of the library."""
+    return Library(
+        module,
+        lambda _: read(sys.modules[place]),
+        lambda _, name, value: write(sys.modules[place], name, value),
+    )
+
+
 REGISTRATIONS = {
     "copyreg": Library("copyreg", _reducers, lambda copyreg, _, each: copyreg.pickle(*each)),
     "abc": Library("abc", _virtual_subclasses, lambda _, __, each: each[0].register(each[1])),
     "IPython": Library("IPython.core.formatters", _formats, _set_format, _format_defaults),
-    "torch trees": Library("torch.utils._pytree", _torch_nodes, _add_torch_node),
-    "torch operators": Library("torch._library.custom_ops", _operators, lambda _, *each: operator(*each)),
-    "torch divergences": Library(
+    "torch trees": _within("torch", "torch.utils._pytree", _torch_nodes, _add_torch_node),
+    "torch operators": _within(
+        "torch", "torch._library.custom_ops", _operators, lambda _, *each: operator(*each)
+    ),
+    "torch divergences": _within(
+        "torch.distributions",
         "torch.distributions.kl",
         _divergences,
         lambda kl, _, each: kl.register_kl(*each[:2])(each[2]),
     ),
-    "jax trees": Library("jax._src.tree_util", _jax_nodes, _add_jax_node),
+    "jax trees": _within("jax", "jax._src.tree_util", _jax_nodes, _add_jax_node),
     "transformers": Library(
         "transformers.models.auto.auto_factory", _auto_classes, _add_auto_class
     ),
-    "matplotlib.projections": Library(
+    "matplotlib.projections": _within(
+        "matplotlib.figure",
         "matplotlib.projections",
         _projections,
         lambda projections, _, each: projections.register_projection(each),
     ),
-    "matplotlib.scale": Library(
-        "matplotlib.scale", _scales, lambda scale, _, each: scale.register_scale(each)
+    "matplotlib.scale": _within(
+        "matplotlib.figure",
+        "matplotlib.scale",
+        _scales,
+        lambda scale, _, each: scale.register_scale(each),
     ),
-    "matplotlib.units": Library(
-        "matplotlib.units", _units, lambda units, _, each: units.registry.__setitem__(*each)
+    "matplotlib.units": _within(
+        "matplotlib.figure",
+        "matplotlib.units",
+        _units,
+        lambda units, _, each: units.registry.__setitem__(*each),
     ),
     "matplotlib colormaps": Library(
-        "matplotlib.cm",
-        lambda _: _colormaps(sys.modules["matplotlib"]),
-        lambda _, name, each: sys.modules["matplotlib"].colormaps.register(
-            each, name=name, force=True
-        ),
+        "matplotlib",
+        _colormaps,
+        lambda matplotlib, name, each: matplotlib.colormaps.register(each, name=name, force=True),
     ),
     "pandas accessors": Library("pandas", _accessors, _register_accessor),
-    "pandas types": Library("pandas.core.dtypes.base", _types, _add_type),
+    "pandas types": _within("pandas", "pandas.core.dtypes.base", _types, _add_type),
 }

@@ -1,4 +1,4 @@
-"""Operators that a notebook has defined with `torch.library.custom_op`, as what they are made of."""
+"""Operators that a notebook has defined with `torch.library.custom_op`, as their parts."""
 
 from __future__ import annotations
 

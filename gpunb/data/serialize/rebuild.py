@@ -174,7 +174,7 @@ def _is_own_metaclass(kind: Any) -> bool:
 
 
 def _made_plainly(
-    kind: type[type],
+    kind: Any,
     name: str,
     bases: tuple[type, ...],
     made_with: dict[str, Any],
@@ -192,7 +192,8 @@ def _made_plainly(
 @contextlib.contextmanager
 def _without_calls(bases: Iterable[Any]) -> Iterator[None]:
     """Leave out the notebook's own `__init_subclass__` of these bases, as for metaclasses."""
-    classes = {each for base in bases if isinstance(base, type) for each in base.__mro__}
+    kinds: list[Any] = [each for each in bases if isinstance(each, type)]
+    classes: set[Any] = {each for base in kinds for each in base.__mro__}
     name = "__init_subclass__"
     own = [(each, vars(each)[name]) for each in classes if name in vars(each) and by_value(each)]
     for each, _ in own:

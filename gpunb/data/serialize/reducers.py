@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from cloudpickle import cloudpickle
+
 from gpunb.data.serialize import identities
 from gpunb.data.serialize.functions import CACHED
 from gpunb.data.serialize.operators import reduce_operator
@@ -143,34 +145,45 @@ class _Gone:
     """An object that a reference no longer has."""
 
 
-def _shared_dict(kind: type) -> tuple[type, str] | None:
-    """Return the class and the name of an attribute that all instances may have as `__dict__`: what
-    one instance knows, all know."""
+def _reduce_module(module: Any) -> Any:
+    """Reduce a module of a class of its own, such as `torch.ops`, as other modules."""
+    known: Any = sys.modules.get(module.__name__)
+    if known is module:
+        return cloudpickle.subimport, (module.__name__,)
+    return module.__reduce_ex__(PROTOCOL)
+
+
+def _shared_dicts(kind: Any) -> list[tuple[Any, str]]:
+    """Return the attributes of a class that all instances may have as `__dict__`, each as its class
+    and its name: what one instance knows, all know."""
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
-        return None
-    if kind.__getstate__ is not object.__getstate__ or hasattr(kind, "__setstate__"):  # type: ignore[attr-defined]
-        return None
-    for each in kind.__mro__[:-1]:
-        for name, value in vars(each).items():
-            if type(value) is dict and not name.startswith("__"):
-                return each, name
-    return None
+        return []
+    if kind.__getstate__ is not object.__getstate__ or hasattr(kind, "__setstate__"):
+        return []
+    return [
+        (each, name)
+        for each in kind.__mro__[:-1]
+        for name, value in vars(each).items()
+        if type(value) is dict and not name.startswith("__")
+    ]
 
 
-def _reduce_sharing(owner: type, name: str, thing: Any) -> Any:
+def _reduce_sharing(shared: list[tuple[Any, str]], thing: Any) -> Any:
     """Reduce an instance that may share its attributes with all others of its class."""
-    own = vars(thing)
-    if own is not vars(owner).get(name):
+    own: dict[str, Any] = vars(thing)
+    same = [(owner, name) for owner, name in shared if vars(owner).get(name) is own]
+    if not same:
         return thing.__reduce_ex__(PROTOCOL)
+    owner, name = same[0]
     more = {}
     for other in _TOGETHER.get((owner.__module__, owner.__name__), ()):
-        with_it = getattr(sys.modules[owner.__module__], other)
-        more[with_it] = name, dict(getattr(with_it, name))
+        with_it: Any = getattr(sys.modules[owner.__module__], other)
+        more[with_it] = name, dict(vars(with_it)[name])
     return _sharing, (type(thing), owner, name), (dict(own), more), None, None, _set_shared
 
 
-def _sharing(kind: type, owner: type, name: str) -> Any:
-    made = object.__new__(kind)
+def _sharing(kind: Any, owner: type, name: str) -> Any:
+    made: Any = object.__new__(kind)
     object.__setattr__(made, "__dict__", getattr(owner, name))
     return made
 
@@ -234,10 +247,12 @@ class _Reducers(dict[type, Any]):
                 return _reduce_array
             if issubclass(kind, type):
                 raise KeyError(kind)  # its instances are classes
+            if issubclass(kind, types.ModuleType):
+                return _reduce_module
             if kind.__name__ == "CustomOpDef" and kind.__module__ == "torch._library.custom_ops":
                 return reduce_operator
-            if (shared := _shared_dict(kind)) is not None:
-                return functools.partial(_reduce_sharing, *shared)
+            if shared := _shared_dicts(kind):
+                return functools.partial(_reduce_sharing, shared)
             if _needs_arguments(kind):
                 return _reduce_without_new
         if kind.__name__ in _SINGLE_NAMES and (kind.__module__, kind.__name__) in _SINGLE:

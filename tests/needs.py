@@ -1,5 +1,5 @@
 """What some tests need beside gpunb[test]. Where it is absent they skip, and the last line of the
-run says so; with ``GPUNB_REQUIRE_BROWSER=1``, and so with PYTORCH and JAX, they fail instead.
+run says so; with ``GPUNB_REQUIRE_BROWSER=1``, and so with PYTORCH and others, they fail instead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What some tests need beside gpunb[test]. Where it is absent they skip, and the last line of the
-run says so; with ``GPUNB_REQUIRE_BROWSER=1``, and so with PYTORCH and JAX, they fail instead.
+run says so; with ``GPUNB_REQUIRE_BROWSER=1``, and so with PYTORCH and others, they fail instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MARK = "Skipped: without "
 
 def absent(what: str, reason: str) -> NoReturn:
     """End the test, since what it needs is not here."""
-    variable = f"GPUNB_REQUIRE_{what.upper()}"
+    variable = f"GPUNB_REQUIRE_{what.upper().replace('-', '_')}"
     if os.environ.get(variable, "0") not in ("", "0"):
         pytest.fail(f"{variable} is set, and {reason}", pytrace=False)
     pytest.skip(f"without {what}: {reason}")
@@ -33,9 +33,20 @@ def jax() -> None:
     _package("jax", "JAX")
 
 
+def packages(names: Iterable[str]) -> None:
+    """Go on only where all of these are installed, by the names that are imported."""
+    for name in sorted(set(names)):
+        _package(name, _CALLED.get(name, name))
+
+
+_CALLED = {"torch": "PyTorch", "jax": "JAX", "sklearn": "scikit-learn"}
+"""What packages are called that are imported by another name."""
+
+
 def _package(name: str, what: str) -> None:
     if importlib.util.find_spec(name) is None:
-        absent(what, f"it is not installed (.venv/bin/pip install {name})")
+        package = what if name == "sklearn" else name
+        absent(what, f"it is not installed (.venv/bin/pip install {package})")
 
 
 def left_out(reports: Iterable[Any]) -> str | None:

@@ -18,15 +18,20 @@ from gpunb.engine.job_log import COLOUR
 from gpunb.notebook import auto_magic
 from gpunb.notebook.shell import NotebookShell
 
-_REGISTERS = re.compile(r"regist|\bcustom_op\b|\btorch\.library\b", re.IGNORECASE)
+_REGISTERS = re.compile(r"regist|\btorch\.library\b", re.IGNORECASE)
 """In the text of cells, and in the names of functions, that register something."""
 
 _NOT_MEANT = (
     "atexit.",
-    # These travel: see `known_libraries`.
-    "matplotlib.colormaps.",
-    "matplotlib.projections.",
+    # These travel: see `gpunb.worker.registrations`.
+    "collections.abc.",
+    "jax.tree_util.",
+    "matplotlib.",
     "pandas.api.extensions.",
+    "torch.distributions.",
+    "torch.library.custom_op",
+    "torch.utils._pytree.",
+    "transformers.Auto",
 )
 
 _SAYS = {"codecs": "unknown encoding"}
@@ -172,7 +177,7 @@ def _uses(node: ast.AST) -> Iterator[tuple[ast.expr, list[Any]]]:
 
 
 def _full_name(function: ast.expr, imported: Mapping[str, str]) -> str | None:
-    """Return such as ``"jax.tree_util.register_pytree_node"``; None if no import says it."""
+    """Return such as ``"codecs.register"``; None if no import says it."""
     parts: list[str] = []
     while isinstance(function, ast.Attribute):
         parts.append(function.attr)

@@ -170,6 +170,32 @@ def _attributes(*names: str) -> Callable[[Any], State]:
     return lambda module: {name: getattr(module, name) for name in names}
 
 
+_JAX = {
+    "jax_enable_x64": False,
+    "jax_debug_nans": False,
+    "jax_debug_infs": False,
+    "jax_debug_key_reuse": False,
+    "jax_disable_jit": False,
+    "jax_enable_checks": False,
+    "jax_check_tracer_leaks": False,
+    "jax_log_compiles": False,
+    "jax_default_matmul_precision": None,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_enable_custom_prng": False,
+    "jax_threefry_partitionable": True,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+    "jax_random_seed_offset": 0,
+    "jax_traceback_filtering": "auto",
+}
+"""JAX's settings with their defaults, without those of a process, such as its devices."""
+
+
+def _jax_options(jax: Any) -> State:
+    values = jax.config.values
+    return {name: values[name] for name in _JAX if name in values}
+
+
 def _decimal_context(decimal: Any) -> State:
     context = decimal.getcontext()
     traps = [each.__name__ for each, wanted in context.traps.items() if wanted]
@@ -201,42 +227,9 @@ def _locale_state(locale: Any) -> State:
     return {name: locale.setlocale(getattr(locale, name)) for name in _CATEGORIES}
 
 
-def _of_notebook(thing: Any) -> bool:
+def of_notebook(thing: Any) -> bool:
     """Whether the notebook has defined a class or function."""
     return getattr(thing, "__module__", None) == "__main__"
-
-
-def _reducers(copyreg: Any) -> State:
-    table = copyreg.dispatch_table.items()
-    own = [(kind, reduce) for kind, reduce in table if _of_notebook(kind) or _of_notebook(reduce)]
-    return {f"{kind.__module__}.{kind.__qualname__}": (kind, reduce) for kind, reduce in own}
-
-
-def _projections(projections: Any) -> State:
-    known = projections.projection_registry._all_projection_types  # noqa: SLF001
-    return {name: each for name, each in known.items() if _of_notebook(each)}
-
-
-def _colormaps(matplotlib: Any) -> State:
-    known = vars(matplotlib.colormaps)
-    return {
-        name: known["_cmaps"][name] for name in known["_cmaps"].keys() - known["_builtin_cmaps"]
-    }
-
-
-def _accessors(pandas: Any) -> State:
-    found: State = {}
-    for kind in (pandas.DataFrame, pandas.Series, pandas.Index):
-        for name in kind._accessors:  # noqa: SLF001 - no public way
-            made = getattr(vars(kind).get(name), "_accessor", None)
-            if made is not None and _of_notebook(made):
-                found[f"{kind.__name__.lower()}.{name}"] = made
-    return found
-
-
-def _register_accessor(pandas: Any, name: str, accessor: Any) -> None:
-    kind, _, attribute = name.partition(".")
-    getattr(pandas.api.extensions, f"register_{kind}_accessor")(attribute)(accessor)
 
 
 _HANDLERS = "\x00handlers"
@@ -343,7 +336,7 @@ def _set_torch_state(torch: Any, state: bytes) -> None:
     torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-LIBRARIES = {
+SETTINGS = {
     "matplotlib": Library(
         "matplotlib",
         _rc_params,
@@ -394,20 +387,6 @@ LIBRARIES = {
         lambda locale, name, value: locale.setlocale(getattr(locale, name), value),
         lambda _: dict.fromkeys(_CATEGORIES, "C"),
     ),
-    "copyreg": Library("copyreg", _reducers, lambda copyreg, _, each: copyreg.pickle(*each)),
-    "matplotlib.projections": Library(
-        "matplotlib.projections",
-        _projections,
-        lambda projections, _, each: projections.register_projection(each),
-    ),
-    "matplotlib colormaps": Library(
-        "matplotlib.cm",
-        lambda _: _colormaps(sys.modules["matplotlib"]),
-        lambda _, name, each: sys.modules["matplotlib"].colormaps.register(
-            each, name=name, force=True
-        ),
-    ),
-    "pandas accessors": Library("pandas", _accessors, _register_accessor),
     "logging": Library("logging", _logging_state, _set_logging, lambda _: {"": 30, _HANDLERS: []}),
     "torch options": Library("torch", _torch_options, _set_torch_option, _torch_defaults),
     "torch device": Library("torch", _torch_device, _set_torch_device, lambda _: {"device": "cpu"}),
@@ -422,6 +401,21 @@ LIBRARIES = {
         _attributes(*_CUDNN),
         setattr,
         lambda _: dict.fromkeys(_CUDNN, False),
+    ),
+    "jax": Library(
+        "jax", _jax_options, lambda jax, name, value: jax.config.update(name, value), lambda _: _JAX
+    ),
+    "transformers bars": Library(
+        "transformers.utils.logging",
+        _attributes("_tqdm_active"),
+        setattr,
+        lambda _: {"_tqdm_active": True},
+    ),
+    "datasets bars": Library(
+        "datasets.utils.tqdm",
+        _attributes("_hf_datasets_progress_bars_disabled"),
+        setattr,
+        lambda _: {"_hf_datasets_progress_bars_disabled": False},
     ),
     "warnings": Library("warnings", _filters, _set_filters),
     "random": Library(

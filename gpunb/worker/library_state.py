@@ -1,4 +1,5 @@
-"""State that libraries keep for a whole process: settings, and their global random generators.
+"""State that libraries keep for a whole process: settings, what a notebook has registered
+with them, and their global random generators.
 
 A cell finds what the notebook has of these, and what a cell in the foreground changes comes home.
 Nothing is imported for it: what is for a library that is not loaded waits until it is.
@@ -17,7 +18,13 @@ from typing import Any
 from gpunb.data import serialize
 from gpunb.data.serialize.values import dumps_in_band
 from gpunb.worker.import_hooks import when_loaded
-from gpunb.worker.known_libraries import LIBRARIES, STATE, Library, State
+from gpunb.worker.known_libraries import SETTINGS, STATE, Library, State
+from gpunb.worker.registrations import REGISTRATIONS
+
+LIBRARIES = {**SETTINGS, **REGISTRATIONS}
+
+LATE = REGISTRATIONS.keys() - {"IPython"}
+"""What is unpickled once its library is loaded: its types and functions would load the library."""
 
 
 def taken(*, random: bool) -> dict[str, bytes]:
@@ -28,6 +35,10 @@ def taken(*, random: bool) -> dict[str, bytes]:
         if library.random and not random:
             continue
         module = sys.modules.get(library.module)
+        if name in LATE and module is None:
+            if name in _late:
+                found[name] = _late[name]
+            continue
         if module is None:
             state = _waiting.get(name, {})
         else:
@@ -45,16 +56,28 @@ class LibraryWatch:
 
     def __init__(self, given: Mapping[str, bytes], namespace: dict[str, Any]) -> None:
         self._before: dict[str, State] = {}
-        states = {name: _opened(packed, namespace) for name, packed in given.items()}
+        states = {n: _opened(packed, namespace) for n, packed in given.items() if n not in LATE}
         own = ((name, state.pop(_FUNCTIONS, None)) for name, state in states.items())
         OWN.update((name, library) for name, library in own if library is not None)
         for name, library in _libraries():
             module = sys.modules.get(library.module)
+            if name in LATE:
+                when_loaded(library.module, partial(self._register, name, given, namespace))
+                continue
             state = states.get(name, {})
             if state != _applied.get(name, {}):
                 when_loaded(library.module, partial(self._apply, name, state))
             elif module is not None:
                 self._before[name] = _read(library, module)
+
+    def _register(
+        self, name: str, given: Mapping[str, bytes], namespace: dict[str, Any], module: Any
+    ) -> None:
+        packed = given.get(name)
+        if packed is not None and _late.get(name) != packed:
+            _late[name] = packed
+            _write(name, _opened(packed, namespace), module)
+        self._before[name] = _read(LIBRARIES[name], module)
 
     def _apply(self, name: str, state: State, module: Any) -> None:
         library, before = _library(name), _applied.get(name, {})
@@ -81,7 +104,7 @@ class LibraryWatch:
             before = self._before.get(name) or _default(library, module)
             if changes := _changes(_read(library, module), before):
                 found[name] = _packed(changes)
-                if not library.random:  # the notebook has it from now on
+                if not library.random and name not in LATE:  # the notebook has it from now on
                     _applied[name] = _applied.get(name, {}) | _travelling(changes)
         return found
 
@@ -89,8 +112,16 @@ class LibraryWatch:
 def bring_home(changed: Mapping[str, bytes], namespace: dict[str, Any]) -> None:
     """Set in the notebook's process what a cell has changed."""
     for name, packed in changed.items():
+        if name in LATE:
+            _late[name] = packed
+            when_loaded(LIBRARIES[name].module, partial(_register, name, packed, namespace))
+            continue
         _waiting[name] = {**_waiting.get(name, {}), **_opened(packed, namespace)}
         when_loaded(_library(name).module, partial(_arrive, name))
+
+
+def _register(name: str, packed: bytes, namespace: dict[str, Any], module: Any) -> None:
+    _write(name, _opened(packed, namespace), module)
 
 
 def _arrive(name: str, module: Any) -> None:
@@ -114,6 +145,9 @@ def _library(name: str) -> Library:
 
 _applied: dict[str, State] = {}
 """The settings that the notebook had when the worker heard of them last."""
+
+_late: dict[str, bytes] = {}
+"""The registrations that came last."""
 
 _waiting: dict[str, State] = {}
 """The settings that came home and wait until their library is loaded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from tests import needs
 from tests.notebook.kernels import Kernel
 
 pytestmark = pytest.mark.kernel
+
+FILES = ("notebooks.txt", "library_notebooks.txt")
+
+PASSING = re.compile(r"(?<= at )0x[0-9a-f]+|(?<=-id-)\d+|(?<='model_id': ')\w+")
+"""What differs each time: addresses, numbers of diagrams and of widgets."""
 
 FORGET = """
 def _forget(kept=None):
@@ -37,7 +43,8 @@ class Notebook:
 
 
 def notebooks() -> Iterator[Notebook]:
-    text = (Path(__file__).parent / "notebooks.txt").read_text()
+    here = Path(__file__).parent
+    text = "".join((here / name).read_text() for name in FILES)
     text = re.sub("^###.*\n", "", text, flags=re.MULTILINE)
     for block in re.split("^=== ", text, flags=re.MULTILINE)[1:]:
         name, _, code = block.partition("\n")
@@ -54,8 +61,20 @@ def run(kernel: Kernel, notebook: Notebook, *, gpu: bool) -> list[Any]:
     for marked, code in notebook.cells:
         result = kernel(f"%%gpu 0.5\n{code}" if gpu and marked else code)
         errors = re.sub(r"<ipython-input-[-\w]+>|/tmp/\S+\.py", "file", result.stderr)
-        seen.append((result.status, result.ename, result.stdout, errors, result.value))
+        shown = PASSING.sub("", repr((result.result, result.displayed)))
+        seen.append((result.status, result.ename, result.stdout, errors, shown))
     return [*seen, kernel.value(f"repr(({notebook.after}))")]
+
+
+def needed(notebook: Notebook) -> Iterator[str]:
+    """The packages that the cells of a notebook import."""
+    for _, code in notebook.cells:
+        python = re.sub("^%.*$", "pass", code, flags=re.MULTILINE)
+        for node in ast.walk(ast.parse(python)):
+            if isinstance(node, ast.Import):
+                yield from (each.name.partition(".")[0] for each in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield node.module.partition(".")[0]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +85,6 @@ def prepared(cell: Kernel) -> Kernel:
 
 @pytest.mark.parametrize("notebook", [pytest.param(each, id=each.name) for each in notebooks()])
 def test_a_notebook_does_the_same_with_gpu_cells(prepared: Kernel, notebook: Notebook) -> None:
-    if any("torch" in code for _, code in notebook.cells):
-        needs.pytorch()
+    needs.packages(needed(notebook))
     plain = run(prepared, notebook, gpu=False)
     assert run(prepared, notebook, gpu=True) == plain

@@ -241,7 +241,9 @@ def _has_hooks(obj: OrderedDict[Any, Any]) -> bool:
 
 def _identified(obj: Any, kind: str, reduced: Any) -> Any:
     """Add the identity of an object to what it is reduced to."""
-    if reduced is NotImplemented:
+    if reduced is NotImplemented and kind == "nn.Module" and _is_parametrized(obj):
+        reduced = _reduce_parametrized(obj)
+    elif reduced is NotImplemented:
         reduced = obj.__reduce_ex__(pickler.PROTOCOL)
     if not isinstance(reduced, tuple):
         return reduced
@@ -251,8 +253,20 @@ def _identified(obj: Any, kind: str, reduced: Any) -> Any:
         without = tuple(name for name in LEFT_OUT if name not in reduced[2])
         return pickler.with_identity(obj, reduced, without)
     if kind == _OPTIMIZER and len(reduced) > 2:
-        reduced = *reduced[:2], {**reduced[2], **_tracking(obj)}, *reduced[3:]
+        state = {**_more_of(obj, reduced[2]), **reduced[2], **_tracking(obj)}
+        reduced = *reduced[:2], state, *reduced[3:]
     return pickler.with_identity(obj, reduced)
+
+
+def _more_of(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an optimizer that PyTorch leaves out of its state: hooks, and those
+    of classes that inherit from it, as a wrapper of another optimizer has."""
+    tracked = ("step", "_opt_called", "_zero_grad_profile_name")
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in state and name not in tracked and not name.startswith("_warned")
+    }
 
 
 def _tracking(optimizer: Any) -> dict[str, Any]:
@@ -269,6 +283,31 @@ def _tracking(optimizer: Any) -> dict[str, Any]:
 def _step(optimizer: Any, *arguments: Any, **named: Any) -> Any:
     optimizer._opt_called = True  # noqa: SLF001 - as PyTorch's own function
     return type(optimizer).step(optimizer, *arguments, **named)
+
+
+def _is_parametrized(module: Any) -> bool:
+    kind = type(module)
+    return kind.__module__ == _PARAMETRIZE and kind.__name__.startswith("Parametrized")
+
+
+_PARAMETRIZE = "torch.nn.utils.parametrize"
+
+
+def _reduce_parametrized(module: Any) -> Any:
+    """Reduce a module that has a class of its own, with a property for each tensor that is computed
+    from others. PyTorch does not pickle it."""
+    names = tuple(vars(module)["_modules"]["parametrizations"])
+    return _parametrized, (type(module).__base__, names), dict(vars(module))
+
+
+def _parametrized(kind: Any, names: tuple[str, ...]) -> Any:
+    parametrize = importlib.import_module(_PARAMETRIZE)
+    made = kind.__new__(kind)
+    vars(made).update(_parameters={}, _buffers={}, _modules={})
+    parametrize._inject_new_class(made)  # noqa: SLF001 - PyTorch's own way, which is not public
+    for name in names:
+        parametrize._inject_property(made, name)  # noqa: SLF001
+    return made
 
 
 def _reduce_generator(tensors: Tensors, generator: Any) -> Any:

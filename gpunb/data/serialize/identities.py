@@ -119,10 +119,11 @@ class _Reference(weakref.ref[Any]):
 
 
 def _gone(reference: Any) -> None:
-    if _identities.get(reference.key) is reference:
-        del _identities[reference.key]
-    if _objects.get(reference.identity) is reference:
-        del _objects[reference.identity]
+    key, identity = reference.key, reference.identity
+    if _identities.get(key) is reference:
+        del _identities[key]
+    if _objects.get(identity) is reference:
+        del _objects[identity]
 
 
 def _note(identity: Identity, thing: Any) -> None:
@@ -142,6 +143,9 @@ def _fill(own: Any, came: Any, without: tuple[str, ...]) -> bool:
             own.data = came.data
         elif _differs(torch, own, came) and not _takes_memory(torch, own, came):
             own.copy_(came)
+    if vars(own) or vars(came):
+        vars(own).clear()
+        vars(own).update(vars(came))
     if own.is_leaf:
         own.requires_grad_(came.requires_grad)
         for name in without:
@@ -169,6 +173,10 @@ def _takes_memory(torch: Any, own: Any, came: Any) -> bool:
         return False
     return True
 
+
+referred: list[Any] = []
+"""The objects of weak references that came last with names: nothing else may have them, and the
+cell would find them gone."""
 
 mapped: dict[int, weakref.ref[Any]] = {}
 """The memory that has come with values, by the storage that alone has it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import pickle
 import sys
@@ -114,7 +115,7 @@ class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(type(obj), type):
             return _with_more(obj, cloudpickle._class_reduce(obj))  # noqa: SLF001
         if isinstance(obj, types.FunctionType):
-            reduced = self._function_reduce(obj)
+            reduced = _within_library(obj, self._function_reduce(obj))
             met = getattr(_collector, "met", None)
             if met is not None and reduced is not NotImplemented:
                 met.functions.append(obj)
@@ -127,6 +128,35 @@ class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
         cells = func.__closure__
         shared = cells and tuple(self._cells.setdefault(id(c), _EmptyCell(c)) for c in cells)
         return (*rest, shared)
+
+
+def _within_library(function: types.FunctionType, reduced: Any) -> Any:
+    """Let a function that a library has made within another one, which travels by value, have the
+    globals of the library at the receiver: copies would not be what the library uses, and some
+    cannot be pickled."""
+    space = function.__globals__
+    module = sys.modules.get(space.get("__name__", ""))
+    if not isinstance(reduced, tuple) or module is None or vars(module) is not space:
+        return reduced
+    if module.__name__ in ("__main__", "__mp_main__") or by_value(module):
+        return reduced
+    make, (code, _, *rest), (attributes, slots), *more = reduced
+    arguments = code, _LibraryGlobals(module.__name__), *rest
+    return make, arguments, (attributes, {**slots, "__globals__": {}}), *more
+
+
+class _LibraryGlobals:
+    """Stands for the globals of a module."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def __reduce__(self) -> Any:
+        return _globals_of, (self.module,)
+
+
+def _globals_of(module: str) -> dict[str, Any]:
+    return vars(importlib.import_module(module))
 
 
 class _EmptyCell:

@@ -13,11 +13,12 @@ other functions instead, because a notebook differs from cloudpickle's other use
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +26,7 @@ from cloudpickle import cloudpickle
 
 from gpunb.data.serialize import identities
 from gpunb.data.serialize.modules import lazy_module
+from gpunb.data.serialize.pickler import by_value
 
 __all__ = ["Rebuilder", "Rebuilding", "Replacing", "StreamReader"]
 
@@ -154,14 +156,53 @@ _arrived: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 def _known_or_made(make: Callable[..., Any], *arguments: Any) -> Any:
     """Return the class with the id in `arguments`; call `make` if this process has none."""
     identity = arguments[-2]  # ..., class_tracker_id, extra
-    # cloudpickle would make a class each time and drop it, and the __init_subclass__ or metaclass
-    # of a base, which often has a registry, would see it.
+    # cloudpickle would make a class each time and drop it, and libraries would see it.
     known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
     if known is not None:
         return known
-    cls = make(*arguments)
+    if make is cloudpickle._make_skeleton_enum:
+        cls = make(*arguments)
+    else:
+        with _without_calls(arguments[2]):
+            cls = (_made_plainly if _is_own_metaclass(arguments[0]) else make)(*arguments)
     _arrived[identity] = cls
     return cls
+
+
+def _is_own_metaclass(kind: Any) -> bool:
+    return isinstance(kind, type) and kind is not type and by_value(kind)
+
+
+def _made_plainly(
+    kind: Any,
+    name: str,
+    bases: tuple[type, ...],
+    made_with: dict[str, Any],
+    identity: str | None,
+    _: Any,
+) -> type:
+    """Make a class without the functions of the notebook's metaclasses, which ran when the notebook
+    made the class: what they have registered then comes with their attributes."""
+    library: Any = next(each for each in kind.__mro__ if not by_value(each))
+    made: type = library.__new__(kind, name, types.resolve_bases(bases), dict(made_with))
+    library.__init__(made, name, bases, {})
+    return cloudpickle._lookup_class_or_track(identity, made)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _without_calls(bases: Iterable[Any]) -> Iterator[None]:
+    """Leave out the notebook's own `__init_subclass__` of these bases, as for metaclasses."""
+    kinds: list[Any] = [each for each in bases if isinstance(each, type)]
+    classes: set[Any] = {each for base in kinds for each in base.__mro__}
+    name = "__init_subclass__"
+    own = [(each, vars(each)[name]) for each in classes if name in vars(each) and by_value(each)]
+    for each, _ in own:
+        type.__delattr__(each, name)
+    try:
+        yield
+    finally:
+        for each, function in own:
+            type.__setattr__(each, name, function)
 
 
 def arrived_classes() -> list[tuple[str, type]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import importlib
+import inspect
 import operator
 import pickle
 import sys
@@ -12,8 +14,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from cloudpickle import cloudpickle
+
+from gpunb.data.serialize import identities
 from gpunb.data.serialize.functions import CACHED
-from gpunb.data.serialize.pickler import PROTOCOL, StreamPickler, by_value
+from gpunb.data.serialize.operators import reduce_operator
+from gpunb.data.serialize.pickler import PROTOCOL, StreamPickler, by_value, keeps_identities
 
 
 def _reduce_view(view: memoryview) -> Any:
@@ -123,6 +129,100 @@ def _single(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def _reduce_weak_reference(it: Any) -> Any:
+    """Reduce with the object that it refers to, among the names of a cell."""
+    if not keeps_identities():
+        return it.__reduce_ex__(PROTOCOL)  # which says that it cannot be pickled
+    return _weak_reference, (it(), it.__callback__)
+
+
+def _weak_reference(thing: Any, callback: Any) -> Any:
+    identities.referred.append(thing)
+    return weakref.ref(_Gone() if thing is None else thing, callback)
+
+
+class _Gone:
+    """An object that a reference no longer has."""
+
+
+def _reduce_module(module: Any) -> Any:
+    """Reduce a module of a class of its own, such as `torch.ops`, as other modules."""
+    known: Any = sys.modules.get(module.__name__)
+    if known is module:
+        return cloudpickle.subimport, (module.__name__,)
+    return module.__reduce_ex__(PROTOCOL)
+
+
+def _shared_dicts(kind: Any) -> list[tuple[Any, str]]:
+    """Return the attributes of a class that all instances may have as `__dict__`, each as its class
+    and its name: what one instance knows, all know."""
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return []
+    if kind.__getstate__ is not object.__getstate__ or hasattr(kind, "__setstate__"):
+        return []
+    return [
+        (each, name)
+        for each in kind.__mro__[:-1]
+        for name, value in vars(each).items()
+        if type(value) is dict and not name.startswith("__")
+    ]
+
+
+def _reduce_sharing(shared: list[tuple[Any, str]], thing: Any) -> Any:
+    """Reduce an instance that may share its attributes with all others of its class."""
+    own: dict[str, Any] = vars(thing)
+    same = [(owner, name) for owner, name in shared if vars(owner).get(name) is own]
+    if not same:
+        return thing.__reduce_ex__(PROTOCOL)
+    owner, name = same[0]
+    more = {}
+    for other in _TOGETHER.get((owner.__module__, owner.__name__), ()):
+        with_it: Any = getattr(sys.modules[owner.__module__], other)
+        more[with_it] = name, dict(vars(with_it)[name])
+    return _sharing, (type(thing), owner, name), (dict(own), more), None, None, _set_shared
+
+
+def _sharing(kind: Any, owner: type, name: str) -> Any:
+    made: Any = object.__new__(kind)
+    object.__setattr__(made, "__dict__", getattr(owner, name))
+    return made
+
+
+def _set_shared(thing: Any, state: tuple[dict[str, Any], dict[type, Any]]) -> None:
+    own, (came, more) = vars(thing), state
+    own.clear()
+    own.update(came)
+    for each, (name, values) in more.items():
+        getattr(each, name).update(values)
+
+
+_TOGETHER = {("accelerate.state", "AcceleratorState"): ("PartialState",)}
+"""Classes whose shared attributes are nothing without those of others in the same module."""
+
+
+def _needs_arguments(kind: Any) -> bool:
+    """Whether pickle cannot make instances of a class again: its `__new__` is a function that needs
+    arguments, and nothing says which."""
+    make = kind.__new__
+    if not isinstance(make, types.FunctionType) or hasattr(kind, "__getnewargs__"):
+        return False
+    if hasattr(kind, "__getnewargs_ex__") or object not in (kind.__base__, *kind.__base__.__mro__):
+        return False
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return False
+    first, *rest = inspect.signature(make).parameters.values()
+    needed = (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD, first.KEYWORD_ONLY)
+    return any(each.kind in needed and each.default is each.empty for each in rest)
+
+
+def _reduce_without_new(thing: Any) -> Any:
+    """Reduce an object to one that is made without the `__new__` of its class."""
+    make, (kind, *arguments), *rest = thing.__reduce_ex__(PROTOCOL)
+    if make is not copyreg.__newobj__ or arguments:  # type: ignore[attr-defined]
+        return make, (kind, *arguments), *rest
+    return object.__new__, (kind,), *rest
+
+
 _OTHERS = StreamPickler.dispatch_table.maps[1:]
 """The tables of cloudpickle and copyreg, which may grow."""
 
@@ -147,6 +247,14 @@ class _Reducers(dict[type, Any]):
                 return _reduce_array
             if issubclass(kind, type):
                 raise KeyError(kind)  # its instances are classes
+            if issubclass(kind, types.ModuleType):
+                return _reduce_module
+            if kind.__name__ == "CustomOpDef" and kind.__module__ == "torch._library.custom_ops":
+                return reduce_operator
+            if shared := _shared_dicts(kind):
+                return functools.partial(_reduce_sharing, shared)
+            if _needs_arguments(kind):
+                return _reduce_without_new
         if kind.__name__ in _SINGLE_NAMES and (kind.__module__, kind.__name__) in _SINGLE:
             return _reduce_single
         return _plainly
@@ -158,6 +266,7 @@ StreamPickler.dispatch_table.update(
         memoryview: _reduce_view,
         CACHED: _reduce_cached,
         functools.cached_property: _reduce_cached_property,
+        weakref.ref: _reduce_weak_reference,
         weakref.WeakKeyDictionary: _reduce_weak,
         weakref.WeakValueDictionary: _reduce_weak,
     }

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gpunb.data.serialize import values
+from gpunb.data.serialize import identities, values
 from gpunb.data.serialize.rebuild import Rebuilding, Replacing, Shared
 
 __all__ = ["loads_arguments", "loads_function", "loads_names", "why_lost"]
@@ -42,6 +42,7 @@ def loads_names(
     Raises:
         whatever unpickling the first value raises.
     """
+    identities.referred.clear()
     try:
         made = values.loads(
             payload, namespace=namespace, lazy_modules=lazy_modules, shared=shared, fill=fill

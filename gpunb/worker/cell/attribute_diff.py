@@ -117,7 +117,7 @@ def _set_variable(function: Any, changed: Attribute) -> None:
 
 def _filled(own: Any, value: Any) -> bool:
     fill = FILLED.get(type(own)) if type(own) is type(value) else None
-    if fill is not None:
+    if fill is not None and own is not value:  # which has come with its class already
         fill(own, value)
     return fill is not None
 

@@ -31,13 +31,20 @@ _PROCESS = frozenset(
 @dataclass(frozen=True, slots=True)
 class Library:
     """The settings of a library, once `module` is loaded: functions that read them, set them and
-    return their defaults. `random` if they are the state of a random number generator."""
+    return their defaults.
+
+    Attributes:
+        random: whether they are the state of a random number generator.
+        entries: returns the entries of a registry, which is a quick look: as long as these are the
+            same, a registry with nothing of the notebook's has nothing of it.
+    """
 
     module: str
     read: Callable[[Any], State]
     write: Callable[[Any, str, Any], object]
     default: Callable[[Any], State] = lambda _: {}
     random: bool = False
+    entries: Callable[[Any], Any] | None = None
 
 
 def _rc_params(matplotlib: Any, name: str = "rcParams") -> State:
@@ -239,6 +246,7 @@ def _logging_state(logging: Any) -> State:
     """The levels of loggers by name, and the root logger's handlers as `basicConfig` makes them."""
     loggers = {"": logging.root, **logging.root.manager.loggerDict}
     levels = {name: getattr(each, "level", 0) for name, each in loggers.items()}
+    levels.pop("IPKernelApp", None)  # it is of the notebook's process
     state: State = {name: level for name, level in levels.items() if level}
     state[_HANDLERS] = [arguments for _, arguments in _root_handlers(logging)]
     return state

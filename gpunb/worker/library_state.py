@@ -42,7 +42,7 @@ def taken(*, random: bool) -> dict[str, bytes]:
         if module is None:
             state = _waiting.get(name, {})
         else:
-            state = _changes(_read(library, module), _default(library, module))
+            state = _changes(_read(name, module), _default(library, module))
         if name in OWN:
             state = {**state, _FUNCTIONS: library}
         if state:
@@ -61,6 +61,8 @@ class LibraryWatch:
         OWN.update((name, library) for name, library in own if library is not None)
         for name, library in _libraries():
             module = sys.modules.get(library.module)
+            if module is not None and library.entries is not None:  # no cell has run here before
+                _untouched.setdefault(name, _entries(library, module))
             if name in LATE:
                 when_loaded(library.module, partial(self._register, name, given, namespace))
                 continue
@@ -68,7 +70,7 @@ class LibraryWatch:
             if state != _applied.get(name, {}):
                 when_loaded(library.module, partial(self._apply, name, state))
             elif module is not None:
-                self._before[name] = _read(library, module)
+                self._before[name] = _read(name, module)
 
     def _register(
         self, name: str, given: Mapping[str, bytes], namespace: dict[str, Any], module: Any
@@ -77,7 +79,7 @@ class LibraryWatch:
         if packed is not None and _late.get(name) != packed:
             _late[name] = packed
             _write(name, _opened(packed, namespace), module)
-        self._before[name] = _read(LIBRARIES[name], module)
+        self._before[name] = _read(name, module)
 
     def _apply(self, name: str, state: State, module: Any) -> None:
         library, before = _library(name), _applied.get(name, {})
@@ -88,10 +90,10 @@ class LibraryWatch:
             self._before[name] = state
             return
         _applied[name] = state  # what a session has set stays until the notebook sets another
-        now = _read(library, module)
+        now = _read(name, module)
         if changes := _changes(wanted, now):
             _write(name, changes, module)
-            now = _read(library, module)
+            now = _read(name, module)
         self._before[name] = now
 
     def changed(self, *, random: bool) -> dict[str, bytes]:
@@ -102,7 +104,7 @@ class LibraryWatch:
             if module is None or (library.random and not random):
                 continue
             before = self._before.get(name) or _default(library, module)
-            if changes := _changes(_read(library, module), before):
+            if changes := _changes(_read(name, module), before):
                 found[name] = _packed(changes)
                 if not library.random and name not in LATE:  # the notebook has it from now on
                     _applied[name] = _applied.get(name, {}) | _travelling(changes)
@@ -153,8 +155,27 @@ _waiting: dict[str, State] = {}
 """The settings that came home and wait until their library is loaded."""
 
 
-def _read(library: Library, module: Any) -> State:
-    return _asked(library.read, module)
+_untouched: dict[str, Any] = {}
+"""The entries of registries with nothing of the notebook's in them, by library."""
+
+
+def _read(name: str, module: Any) -> State:
+    library = _library(name)
+    if library.entries is None:
+        return _asked(library.read, module)
+    entries, default = _entries(library, module), _default(library, module)
+    if _same(entries, _untouched.get(name)):
+        return default
+    state = _asked(library.read, module)
+    _untouched[name] = entries if state == default else None
+    return state
+
+
+def _entries(library: Library, module: Any) -> Any:
+    try:
+        return library.entries(module) if library.entries is not None else None
+    except Exception:  # as in `_asked`
+        return object()
 
 
 def _default(library: Library, module: Any) -> State:

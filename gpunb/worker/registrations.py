@@ -79,6 +79,17 @@ def _formats(_: Any) -> State:
 _PLAIN = ("float_precision", "pprint", "max_seq_length")
 
 
+def _format_entries(_: Any) -> Any:
+    """Nothing before the first value is shown: the formatters are made then."""
+    formatter: Any = vars(get_ipython()).get("_trait_values", {}).get("display_formatter")
+    known = vars(formatter).get("_trait_values", {}).get("formatters") if formatter else None
+    if known is None:
+        return []
+    tables = [t for each in known.values() for t in (each.type_printers, each.deferred_printers)]
+    plain = known["text/plain"]
+    return [[getattr(plain, each) for each in _PLAIN], *(list(t.values()) for t in tables)]
+
+
 def _format_defaults(_: Any) -> State:
     return {"float_precision": "", "pprint": True, "max_seq_length": 1000}
 
@@ -262,6 +273,7 @@ def _within(
     place: str,
     read: Callable[[Any], State],
     write: Callable[[Any, str, Any], object],
+    entries: Callable[[Any], Any] | None = None,
 ) -> Library:
     """A registry in a module at `place`. It is used once `module` is loaded, whose import is over
     then: what the notebook has registered may need more of the library."""
@@ -269,24 +281,57 @@ def _within(
         module,
         lambda _: read(sys.modules[place]),
         lambda _, name, value: write(sys.modules[place], name, value),
+        entries=None if entries is None else lambda _: entries(sys.modules[place]),
     )
 
 
 REGISTRATIONS = {
-    "copyreg": Library("copyreg", _reducers, lambda copyreg, _, each: copyreg.pickle(*each)),
-    "abc": Library("abc", _virtual_subclasses, lambda _, __, each: each[0].register(each[1])),
-    "IPython": Library("IPython.core.formatters", _formats, _set_format, _format_defaults),
-    "torch trees": _within("torch", "torch.utils._pytree", _torch_nodes, _add_torch_node),
+    "copyreg": Library(
+        "copyreg",
+        _reducers,
+        lambda copyreg, _, each: copyreg.pickle(*each),
+        entries=lambda copyreg: list(copyreg.dispatch_table.values()),
+    ),
+    "abc": Library(
+        "abc",
+        _virtual_subclasses,
+        lambda _, __, each: each[0].register(each[1]),
+        entries=lambda abc: (
+            abc.get_cache_token(),
+            len(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS),  # noqa: SLF001
+        ),
+    ),
+    "IPython": Library(
+        "IPython.core.formatters", _formats, _set_format, _format_defaults, entries=_format_entries
+    ),
+    "torch trees": _within(
+        "torch",
+        "torch.utils._pytree",
+        _torch_nodes,
+        _add_torch_node,
+        lambda pytree: list(pytree.SUPPORTED_NODES.values()),
+    ),
     "torch operators": _within(
-        "torch", "torch._library.custom_ops", _operators, lambda _, *each: operator(*each)
+        "torch",
+        "torch._library.custom_ops",
+        _operators,
+        lambda _, *each: operator(*each),
+        lambda operators: operators.OPDEFS.valuerefs(),
     ),
     "torch divergences": _within(
         "torch.distributions",
         "torch.distributions.kl",
         _divergences,
         lambda kl, _, each: kl.register_kl(*each[:2])(each[2]),
+        lambda kl: list(kl._KL_REGISTRY.values()),  # noqa: SLF001
     ),
-    "jax trees": _within("jax", "jax._src.tree_util", _jax_nodes, _add_jax_node),
+    "jax trees": _within(
+        "jax",
+        "jax._src.tree_util",
+        _jax_nodes,
+        _add_jax_node,
+        lambda tree_util: list(tree_util._registry.values()),  # noqa: SLF001
+    ),
     "transformers": Library(
         "transformers.models.auto.auto_factory", _auto_classes, _add_auto_class
     ),

@@ -38,7 +38,7 @@ def operator(name: str, parts: dict[str, Any]) -> Any:
     """Return this process's operator of a name, made of these parts unless it is known."""
     operators: Any = importlib.import_module(_MODULE)
     known = operators.OPDEFS.get(name)
-    if known is not None and known._schema == parts["schema"]:  # noqa: SLF001 - no public way
+    if known is not None and _codes(made_of(known)) == _codes(parts):
         return known
     space, _, own = name.partition("::")
     made = operators.CustomOpDef(space, own, parts["schema"], parts["function"], parts["tags"])
@@ -53,6 +53,15 @@ def operator(name: str, parts: dict[str, Any]) -> Any:
         made.register_vmap(parts["vmap"])
     _kept[name] = made
     return made
+
+
+def _codes(parts: Any) -> Any:
+    """Return parts of an operator with the code of each function in place of it, to compare."""
+    if isinstance(parts, dict):
+        return {name: _codes(each) for name, each in parts.items()}
+    if isinstance(parts, (list, tuple)):
+        return [_codes(each) for each in parts]
+    return getattr(parts, "__code__", parts)
 
 
 def reduce_operator(it: Any) -> Any:

@@ -225,8 +225,11 @@ def by_reference(kind: type) -> None:
 
 def rehearse() -> None:
     """Run a cell, and one that fails, while no cell waits: IPython's imports for the first cell
-    take longer than most cells."""
+    take longer than most cells. So does making the objects that format values."""
     shell = prepare()
+    formatter: Any = shell.display_formatter
+    assert formatter.formatters
+    assert formatter.mimebundle_formatter
     for text in ("pass", "0 / 0"):
         shell.run_cell(text, store_history=False)
     shell.traceback_lines = []

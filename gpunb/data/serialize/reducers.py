@@ -240,6 +240,8 @@ class _Reducers(dict[type, Any]):
         for table in _OTHERS:
             if kind in table:
                 return table[kind]
+        if kind.__name__ in _SINGLE_NAMES and (kind.__module__, kind.__name__) in _SINGLE:
+            return _reduce_single
         if kind.__dictoffset__:  # which rules most types out at once
             if kind.__name__ == "Figure" and kind.__module__ == "matplotlib.figure":
                 return _reduce_figure
@@ -255,8 +257,6 @@ class _Reducers(dict[type, Any]):
                 return functools.partial(_reduce_sharing, shared)
             if _needs_arguments(kind):
                 return _reduce_without_new
-        if kind.__name__ in _SINGLE_NAMES and (kind.__module__, kind.__name__) in _SINGLE:
-            return _reduce_single
         return _plainly
 
 

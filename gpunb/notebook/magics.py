@@ -83,13 +83,11 @@ class GpuMagics(Magics):
         self.subcommands = Subcommands(self.notebook)
         self.switch = Switch(self.notebook, lambda: self.jobs.busy)
 
-    def let_go(self, result: Any = None) -> None:
-        """After a cell, drop objects that only sessions keep."""
+    def after_cell(self, result: Any = None) -> None:
+        """Drop objects that only sessions keep; after an error, say what may be missing here."""
         self.sessions.let_go(self.notebook.user_ns)
-
-    def explain(self, result: Any) -> None:
-        """After a cell that failed, say what may be missing in this process."""
-        registration_hint.tell(self.notebook, result)
+        if result is not None:
+            registration_hint.tell(self.notebook, result)
 
     @magic_arguments()
     @argument(
@@ -384,8 +382,7 @@ def register(ip: Any) -> None:
     ip.register_magics(GpuMagics)
     by_reference(type(ip))
     magics: GpuMagics = ip.magics_manager.registry["GpuMagics"]
-    ip.events.register("post_run_cell", magics.let_go)
-    ip.events.register("post_run_cell", magics.explain)
+    ip.events.register("post_run_cell", magics.after_cell)
     actions = GpuMagics.gpu.parser._actions  # noqa: SLF001 - argparse has no public way
     names = {name for each in actions for name in each.option_strings}
     completion.register(magics.notebook, sorted(name for name in names if name[:2] == "--"))
@@ -400,8 +397,7 @@ def unregister(ip: Any) -> None:
     if magics is None:
         return
     magics.switch.off()
-    ip.events.unregister("post_run_cell", magics.let_go)
-    ip.events.unregister("post_run_cell", magics.explain)
+    ip.events.unregister("post_run_cell", magics.after_cell)
     completion.unregister(magics.notebook)
     debugging.uninstall(magics.notebook)
     magics.jobs.unregister()

@@ -7,6 +7,7 @@ Nothing is noted while cells run: after an error, the texts of the earlier cells
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 import traceback
@@ -123,7 +124,9 @@ def _cell(shell: NotebookShell, number: int, text: str) -> _Cell:
         case [ast.Expr(ast.Call(ast.Attribute(attr="run_cell_magic"), args))]:
             match [getattr(each, "value", None) for each in args]:
                 case ["gpu", str(line), str(body)]:
-                    return _Cell(number, line, shell.ip.transform_cell(body))
+                    with contextlib.suppress(SyntaxError):
+                        body = shell.ip.transform_cell(body)
+                    return _Cell(number, line, body)
     return _Cell(number, None, text)
 
 

@@ -92,3 +92,12 @@ def test_errors_of_other_kinds_and_cells_of_the_same_session_get_no_such_line(
     assert "called" not in fails(notebook, f"%%gpu 0\n{registers}\n{later}")
     assert "called shapes.kinds.register" in fails(notebook, f"%%gpu 0\n{later}")
     notebook.ok("%gpu stop same")
+
+
+def test_cells_that_are_no_python_do_not_keep_an_error_from_being_shown(notebook: Kernel) -> None:
+    notebook("%%gpu 0\nif True:\n        x = 1\n\tif x: pass\n    else: x")
+    notebook("%%gpu 0\n(")
+    notebook.ok("kinds.register(int, name='whole')")
+    for code in ("1 / 0", "%%gpu 0\n1 / 0"):
+        result = notebook(code)
+        assert (result.ename, result.stderr) == ("ZeroDivisionError", "")

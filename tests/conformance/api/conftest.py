@@ -78,20 +78,25 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         ray.shutdown()
 
 
-@pytest.fixture(scope="session")
-def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
-    """Functions of the test modules travel by value, as a notebook's do."""
-    saved = {name: os.environ.pop(name, None) for name in NAMED}
-    names = {item.module.__name__ for item in request.session.items if HERE in item.path.parents}
-    modules = [sys.modules[name] for name in sorted({*names, backends.__name__, waiting.__name__})]
+@pytest.fixture(scope="module", autouse=True)
+def _by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Functions of the test module travel by value, as a notebook's do; only while it runs, as it
+    changes how a later test's functions travel."""
+    modules = (sys.modules[request.module.__name__], backends, waiting)
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Shared]:
+    saved = {name: os.environ.pop(name, None) for name in NAMED}
     shared = Shared()
     yield shared
     shared.end()
     backends.end()
-    for module in modules:
-        cloudpickle.unregister_pickle_by_value(module)
     os.environ.update({name: value for name, value in saved.items() if value is not None})
 
 

@@ -18,22 +18,24 @@ from typing import Any
 from gpunb.engine.job_log import COLOUR
 from gpunb.notebook import auto_magic
 from gpunb.notebook.shell import NotebookShell
+from gpunb.worker.registrations import REGISTRATIONS
 
 _REGISTERS = re.compile(r"regist|\btorch\.library\b", re.IGNORECASE)
 """In the text of cells, and in the names of functions, that register something."""
 
-_NOT_MEANT = (
-    "atexit.",
-    # These travel: see `gpunb.worker.registrations`.
-    "collections.abc.",
-    "jax.tree_util.",
-    "matplotlib.",
-    "pandas.api.extensions.",
-    "torch.distributions.",
-    "torch.library.custom_op",
-    "torch.utils._pytree.",
-    "transformers.Auto",
-)
+_TRAVEL = {
+    "collections.abc.": ("abc",),
+    "jax.tree_util.": ("jax trees",),
+    "matplotlib.projections.": ("matplotlib.projections",),
+    "matplotlib.scale.": ("matplotlib.scale",),
+    "matplotlib.": ("matplotlib colormaps", "matplotlib.units"),
+    "pandas.api.extensions.": ("pandas accessors", "pandas types"),
+    "torch.distributions.": ("torch divergences",),
+    "torch.library.custom_op": ("torch operators",),
+    "torch.utils._pytree.": ("torch trees",),
+    "transformers.Auto": ("transformers",),
+}
+"""The functions whose registrations travel, each with the registries that have them."""
 
 _SAYS = {"codecs": "unknown encoding"}
 """What an error says that none of the library's own code raises, by the library."""
@@ -86,6 +88,13 @@ def hint(shell: NotebookShell, number: int, lines: Sequence[str]) -> str | None:
         number: execution count of the cell that failed.
         lines: its error, as shown.
     """
+    try:
+        return _hint(shell, number, lines)
+    except Exception:  # a fault in here must not take the place of the user's error
+        return None
+
+
+def _hint(shell: NotebookShell, number: int, lines: Sequence[str]) -> str | None:
     history = getattr(shell.ip, "history_manager", None)
     texts: Sequence[str] = history.input_hist_parsed if history is not None else ()
     if number >= len(texts) or not any(map(_REGISTERS.search, texts[:number])):
@@ -101,7 +110,7 @@ def hint(shell: NotebookShell, number: int, lines: Sequence[str]) -> str | None:
         for call in _calls(cell.code, imported):
             if cell.process == failed.process:
                 here.add(call)
-            elif not call.name.startswith(_NOT_MEANT) and call.may_cause(error):
+            elif call.may_cause(error) and not _travels(call.name):
                 found[call] = cell.number
     elsewhere = [each for each in found.items() if each[0] not in here]
     if not elsewhere:
@@ -116,6 +125,29 @@ def hint(shell: NotebookShell, number: int, lines: Sequence[str]) -> str | None:
         f"gpunb: In[{at}] called {call.name} in another process, and what it registered does not "
         f"travel: if it is missing here, {way}"
     )
+
+
+def _travels(function: str) -> bool:
+    """Whether what a function has registered is there in other processes, or is not for them."""
+    if function.startswith("atexit."):
+        return True
+    for prefix, registries in _TRAVEL.items():
+        if function.startswith(prefix):
+            return all(map(_is_readable, registries))
+    return False
+
+
+def _is_readable(registry: str) -> bool:
+    """Whether this release of a library still has its registry where we look for it."""
+    library = REGISTRATIONS[registry]
+    module = sys.modules.get(library.module)
+    if module is None:
+        return True
+    try:
+        library.read(module)
+    except Exception:
+        return False
+    return True
 
 
 def _cell(shell: NotebookShell, number: int, text: str) -> _Cell:

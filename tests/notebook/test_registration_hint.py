@@ -101,3 +101,30 @@ def test_cells_that_are_no_python_do_not_keep_an_error_from_being_shown(notebook
     for code in ("1 / 0", "%%gpu 0\n1 / 0"):
         result = notebook(code)
         assert (result.ename, result.stderr) == ("ZeroDivisionError", "")
+
+
+def test_a_fault_in_the_search_does_not_take_the_place_of_the_error(notebook: Kernel) -> None:
+    notebook.ok("kinds.register(int, name='whole')")
+    notebook.ok(
+        "from gpunb.notebook import registration_hint as its\nbefore = its._hint\nits._hint = 1"
+    )
+    for code in ("1 / 0", "%%gpu 0\n1 / 0"):
+        result = notebook(code)
+        assert (result.ename, result.stderr) == ("ZeroDivisionError", "")
+    notebook.ok("its._hint = before")
+
+
+def test_what_another_release_of_a_library_keeps_elsewhere_is_named(notebook: Kernel) -> None:
+    notebook.ok("import collections.abc")
+    notebook.ok("%%gpu 0\nclass Own: pass\ncollections.abc.Sequence.register(Own)")
+    at = number(notebook)
+    later = "raise ValueError('no Own')"
+    assert "called" not in fails(notebook, later)
+    notebook.ok(
+        "import dataclasses\nfrom gpunb.worker.registrations import REGISTRATIONS\n"
+        "known = REGISTRATIONS['abc']\n"
+        "REGISTRATIONS['abc'] = dataclasses.replace(known, read=lambda abc: abc.renamed)"
+    )
+    text = f"gpunb: In[{at}] called collections.abc.Sequence.register in another process"
+    assert fails(notebook, later).startswith(text)
+    notebook.ok("REGISTRATIONS['abc'] = known")

@@ -27,6 +27,7 @@ from cloudpickle import cloudpickle
 from gpunb.data.serialize import identities
 from gpunb.data.serialize.modules import lazy_module
 from gpunb.data.serialize.pickler import by_value
+from gpunb.system.signals import UNDIVIDED
 
 __all__ = ["Rebuilder", "Rebuilding", "Replacing", "StreamReader"]
 
@@ -196,13 +197,14 @@ def _without_calls(bases: Iterable[Any]) -> Iterator[None]:
     classes: set[Any] = {each for base in kinds for each in base.__mro__}
     name = "__init_subclass__"
     own = [(each, vars(each)[name]) for each in classes if name in vars(each) and by_value(each)]
-    for each, _ in own:
-        type.__delattr__(each, name)
-    try:
-        yield
-    finally:
-        for each, function in own:
-            type.__setattr__(each, name, function)
+    with UNDIVIDED if own else contextlib.nullcontext():  # an interrupt would lose the functions
+        for each, _ in own:
+            type.__delattr__(each, name)
+        try:
+            yield
+        finally:
+            for each, function in own:
+                type.__setattr__(each, name, function)
 
 
 def arrived_classes() -> list[tuple[str, type]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import gc
 import io
 import pickle
+import signal
 import sys
 import types
 import weakref
@@ -17,6 +19,7 @@ from cloudpickle import cloudpickle as internals
 
 from gpunb.data.serialize import dumps, loads, rebuild
 from gpunb.data.serialize.rebuild import StreamReader
+from tests.stepping import every_step
 
 
 def notebook(code, **names):
@@ -312,3 +315,24 @@ def test_stream_reader_returns_the_same_bytes_as_a_file():
         assert one == other
     assert reader.read() == b""
     assert StreamReader(memoryview(data)).read() == data
+
+
+def test_an_interrupt_at_any_step_leaves_a_class_its_init_subclass(elsewhere):
+    space = notebook(
+        "class Base:\n    def __init_subclass__(cls): seen.append(cls)\nclass Sub(Base): pass",
+        seen=[],
+    )
+    base, payload = space["Base"], dumps(space["Sub"])
+    identity = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS[base]
+
+    def interrupt():
+        signal.raise_signal(signal.SIGINT)
+
+    seen = list(space["seen"])
+    for steps in every_step(interrupt, rebuild):
+        elsewhere()
+        internals._lookup_class_or_track(identity, base)
+        with contextlib.suppress(KeyboardInterrupt), steps.counted():
+            loads(payload)
+        assert "__init_subclass__" in vars(base)
+    assert space["seen"] == seen

@@ -128,7 +128,8 @@ def test_the_ranks_go_with_their_coordinator(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     ref = gpunb.remote(num_gpus=1, ranks=3, max_retries=0)(lambda: gate.enter(os.getpid())).remote()
     eventually(lambda: gate.count() == 3, within=WITHIN)
-    (job,) = gpunb.status()["running"]
+    # The processes run before the mail that says so has come.
+    (job,) = eventually(lambda: gpunb.status()["running"], "the job is shown", WITHIN)
     os.kill(job["pid"], signal.SIGKILL)
     with pytest.raises(WorkerCrashedError):
         get(ref)

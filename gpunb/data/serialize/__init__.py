@@ -1,7 +1,7 @@
 """Functions, arguments, results and exceptions to and from bytes."""
 
 from gpunb.data.serialize import reducers  # noqa: F401 - registers the reducers
-from gpunb.data.serialize.devices import Moved, moving, staying, with_graph
+from gpunb.data.serialize.devices import Moved, moving, staying
 from gpunb.data.serialize.failures import dump_failure, load_failure
 from gpunb.data.serialize.fidelity import Loss, losses
 from gpunb.data.serialize.functions import (
@@ -10,6 +10,7 @@ from gpunb.data.serialize.functions import (
     functions_within,
     still_current,
 )
+from gpunb.data.serialize.left_out import with_graph
 from gpunb.data.serialize.modules import lazy_module, modules_within
 from gpunb.data.serialize.parts import Part, in_array, part_at, parts
 from gpunb.data.serialize.pickler import note_reference, noting

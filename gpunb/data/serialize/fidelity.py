@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunb.data.serialize.devices import LEFT_OUT, with_graph
+from gpunb.data.serialize.left_out import LEFT_OUT, with_graph
 from gpunb.data.serialize.parts import Path, at, parts
 from gpunb.data.serialize.pickler import Way
 from gpunb.data.serialize.rebuild import Rebuilder, Rebuilding

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpunb.data import serialize
-from gpunb.data.serialize import Moved, Payload, devices
+from gpunb.data.serialize import Moved, Payload, storages
 from gpunb.data.serialize.reuse import Reuse
 from gpunb.worker.cell.change_detection import Fingerprints
 
@@ -183,11 +183,11 @@ def a_generator_of_a_device_comes_home_as_one_of_the_host() -> None:
 @contextlib.contextmanager
 def as_if_on_a_device() -> Iterator[None]:
     """The host counts as a device."""
-    host, devices._HOST = devices._HOST, frozenset({"meta"})
+    host, storages._HOST = storages._HOST, frozenset({"meta"})
     try:
         yield
     finally:
-        devices._HOST = host
+        storages._HOST = host
 
 
 def plain_tensors_of_a_device_are_moved() -> None:

@@ -20,7 +20,7 @@ _LAST = 1.0
 
 
 class Termination:
-    """Handles SIGTERM in this process.
+    """Handles SIGTERM in this process, but not in its forked children, which end at once.
 
     Attributes:
         asked: whether the signal has come: no more calls are to begin.
@@ -32,10 +32,26 @@ class Termination:
         self._idle = idle
         self._pid = os.getpid()
         signal.signal(signal.SIGTERM, self._signalled)
+        # Python drops the signals that a child gets before its first step: they are held back.
+        self._masks = threading.local()
+        os.register_at_fork(
+            before=self._hold_back, after_in_parent=self._let_go, after_in_child=self._reset
+        )
+
+    def _hold_back(self) -> None:
+        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _let_go(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
+
+    def _reset(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._signalled:  # not the user's own handler
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._let_go()
 
     def _signalled(self, number: int, _: Any) -> None:
-        """Wait for the calls; at a second signal, and in a forked child, end at once."""
-        if self.asked or os.getpid() != self._pid:
+        """Wait for the calls; at a second signal, end at once."""
+        if self.asked:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return

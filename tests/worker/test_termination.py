@@ -31,11 +31,51 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 assert not ended.asked
 """
 
+YOUNG = """
+import threading
+
+def fork():
+    for _ in range(50):
+        if (child := os.fork()) == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+codes = []
+caller = threading.Thread(target=fork)
+caller.start()
+caller.join()
+assert codes == [-signal.SIGTERM] * 50
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+"""
+
+OWN = """
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+if (child := os.fork()) == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+signal.signal(signal.SIGTERM, ended._signalled)
+"""
+
 
 @pytest.mark.parametrize(
     ("idle", "more"),
-    [("lambda: True", ""), ("lambda: False", ""), ("lambda: True", CHILD)],
-    ids=["calls are over", "calls go on", "a forked child ends at once"],
+    [
+        ("lambda: True", ""),
+        ("lambda: False", ""),
+        ("lambda: True", CHILD),
+        ("lambda: True", YOUNG),
+        ("lambda: True", OWN),
+    ],
+    ids=[
+        "calls are over",
+        "calls go on",
+        "a forked child ends at once",
+        "a forked child that has taken no step ends at once",
+        "a handler of the user's stays in a forked child",
+    ],
 )
 def test_the_signal_ends_the_process(idle: str, more: str) -> None:
     program = PROGRAM.format(idle=idle, more=more)

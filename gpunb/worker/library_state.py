@@ -78,7 +78,7 @@ class LibraryWatch:
         packed = given.get(name)
         if packed is not None and _late.get(name) != packed:
             _late[name] = packed
-            _write(name, _opened(packed, namespace), module)
+            _register(name, packed, namespace, module)
         self._before[name] = _read(name, module)
 
     def _apply(self, name: str, state: State, module: Any) -> None:
@@ -123,7 +123,8 @@ def bring_home(changed: Mapping[str, bytes], namespace: dict[str, Any]) -> None:
 
 
 def _register(name: str, packed: bytes, namespace: dict[str, Any], module: Any) -> None:
-    _write(name, _opened(packed, namespace), module)
+    _held[name] = state = _opened(packed, namespace)
+    _write(name, state, module)
 
 
 def _arrive(name: str, module: Any) -> None:
@@ -150,6 +151,9 @@ _applied: dict[str, State] = {}
 
 _late: dict[str, bytes] = {}
 """The registrations that came last."""
+
+_held: dict[str, State] = {}
+"""What was registered last. Some registries do not hold it, and the names that do come later."""
 
 _waiting: dict[str, State] = {}
 """The settings that came home and wait until their library is loaded."""

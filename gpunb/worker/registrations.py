@@ -44,7 +44,8 @@ def _virtual_subclasses(_: Any) -> State:
         for reference in dump(each)[0]:
             kind = reference()
             if kind is not None and of_notebook(kind):
-                found[_name(each, kind)] = (each, kind)
+                # A class that was defined again has the name of the old one, which may still exist.
+                found[f"{_name(each, kind)} {id(kind)}"] = (each, kind)
     return found
 
 

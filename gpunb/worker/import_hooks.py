@@ -13,15 +13,16 @@ from typing import Any
 
 _Loaded = Callable[[Any], object]
 
-_waiting: dict[str, list[_Loaded]] = {}
+_waiting: dict[str, dict[object, _Loaded]] = {}
+"""The calls that wait for a module, by the module's name and by key."""
 
 
-def when_loaded(name: str, call: _Loaded) -> None:
+def when_loaded(name: str, call: _Loaded, key: object = None) -> None:
     """Call this with the module, now if it is loaded, or else when it is. Nobody hears of errors
-    of the call."""
+    of the call. It takes the place of a call with the same `key` that still waits."""
     module = sys.modules.get(name)
     if module is None:
-        _waiting.setdefault(name, []).append(call)
+        _waiting.setdefault(name, {})[object() if key is None else key] = call
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         return
@@ -64,7 +65,7 @@ def _look_on(name: str, loader: Any) -> None:
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        for call in _waiting.pop(name, ()):
+        for call in _waiting.pop(name, {}).values():
             with contextlib.suppress(Exception):
                 call(sys.modules.get(name, module))
 

@@ -64,11 +64,12 @@ class LibraryWatch:
             if module is not None and library.entries is not None:  # no cell has run here before
                 _untouched.setdefault(name, _entries(library, module))
             if name in LATE:
-                when_loaded(library.module, partial(self._register, name, given, namespace))
+                register = partial(self._register, name, given, namespace)
+                when_loaded(library.module, register, key=name)
                 continue
             state = states.get(name, {})
-            if state != _applied.get(name, {}):
-                when_loaded(library.module, partial(self._apply, name, state))
+            if module is None or state != _applied.get(name, {}):  # none of an earlier cell waits
+                when_loaded(library.module, partial(self._apply, name, state), key=name)
             elif module is not None:
                 self._before[name] = _read(name, module)
 

@@ -50,3 +50,14 @@ def test_a_session_still_knows_a_class_that_only_a_later_cell_uses_again() -> No
 
 def test_classes_of_the_same_name_are_all_registered() -> None:
     run(WORKER, run(NOTEBOOK.replace("{count}", "5")))
+
+
+def test_of_the_cells_of_a_session_only_the_last_waits_for_libraries() -> None:
+    run("""
+import gc, weakref
+from gpunb.worker import library_state
+first = weakref.ref(library_state.LibraryWatch({}, {}))
+library_state.LibraryWatch({}, {})
+gc.collect()
+assert first() is None
+""")

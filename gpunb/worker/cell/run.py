@@ -166,7 +166,7 @@ def _dress(shell: Shell, cell: Cell) -> None:
         Shell.__module__, Shell.__name__ = cell.shell
         Shell.__qualname__ = Shell.__name__
         if "zmq" in cell.shell[0]:
-            when_loaded("pandas", wide_tables)
+            when_loaded("pandas", wide_tables, key=wide_tables)
             # And by this section of its configuration.
             shell.config.setdefault("IPKernelApp", Config())
     shell.ast_node_interactivity = cell.interactivity

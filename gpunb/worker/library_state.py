@@ -68,9 +68,10 @@ class LibraryWatch:
                 when_loaded(library.module, register, key=name)
                 continue
             state = states.get(name, {})
-            if module is None or state != _applied.get(name, {}):  # none of an earlier cell waits
+            # Without the module, in the place of what an earlier cell has left waiting.
+            if module is None or state != _applied.get(name, {}):
                 when_loaded(library.module, partial(self._apply, name, state), key=name)
-            elif module is not None:
+            else:
                 self._before[name] = _read(name, module)
 
     def _register(

@@ -121,6 +121,7 @@ class Starts:
                 if outcome is not None:
                     engine.store.memory.pin(outcome.payload)
         job.worker, job.attempt, job.process, job.since = run.worker, run.attempt, process, now
+        job.stdout = job.stderr = None  # an error quotes the output of its own attempt only
         job.gpus, job.held = self._setups.ids(run.allocation), run.allocation.shares
         engine.by_worker.setdefault(run.worker, []).append(job.id)
 

@@ -184,7 +184,9 @@ class EventLoop:
         results: list[Payload] = []
         with runner.remote.within(runner.context(work, lambda: attempt in self._stopped)):
             try:
-                report, results = "ok", await self._call(work, segments)
+                # Called here: a StopIteration does not come out of a coroutine as itself.
+                value = runner.call(work, segments)
+                report, results = "ok", await self._results(work, value)
             except BaseException as error:
                 if self._over.is_set() and isinstance(error, asyncio.CancelledError):
                     return  # it ends with its actor, which the kernel will hear of
@@ -203,9 +205,8 @@ class EventLoop:
             self._tidying = True
             asyncio.get_running_loop().call_later(TIDY_AFTER, self._tidy)
 
-    async def _call(self, work: msg.Execute, segments: list[Segment]) -> list[Payload]:
+    async def _results(self, work: msg.Execute, value: Any) -> list[Payload]:
         runner = self._runner
-        value: Any = runner.call(work, segments)
         if inspect.iscoroutine(value):
             value = await value
         if inspect.isasyncgen(value):

@@ -130,6 +130,9 @@ class Async:
         await asyncio.sleep(0)
         raise ValueError(n)
 
+    def stop_iteration(self):
+        raise StopIteration
+
     async def refs(self, refs):
         first = await refs[0]
         return [first, *await asyncio.gather(*refs[1:])]
@@ -213,6 +216,8 @@ def test_coroutines_fail_separately(four):
         with pytest.raises(ValueError, match=f"{n}$") as caught:
             get(ref)
         assert "gpunb/worker" not in str(caught.value)
+    with pytest.raises(StopIteration):
+        get(actor.stop_iteration.remote())
     with pytest.raises(BaseException, match="of my own") as caught:
         get(actor.own_cancel.remote())
     assert isinstance(caught.value, (TaskError, asyncio.CancelledError))

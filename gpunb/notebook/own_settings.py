@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpunb.data import serialize
-from gpunb.worker.known_libraries import Library
+from gpunb.worker.library import Library
 from gpunb.worker.library_state import OWN
 
 

@@ -5,20 +5,15 @@ Values that would load a library when they are unpickled are read as plain value
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
-import warnings
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable
+from typing import Any
 
 from gpunb.protocol import backend
-
-State: TypeAlias = dict[str, Any]
-"""By the names of settings; of a generator there is one, `STATE`."""
-
-STATE = "state"
+from gpunb.worker.library import STATE, Library, State
+from gpunb.worker.python_settings import PYTHON
 
 _PROCESS = frozenset(
     "backend backend_fallback interactive toolbar timezone savefig.directory "
@@ -28,25 +23,6 @@ _PROCESS = frozenset(
 """Settings of matplotlib that are of a process and its front end, not of how things look."""
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
-    """The settings of a library, once `module` is loaded: functions that read them, set them and
-    return their defaults.
-
-    Attributes:
-        random: whether they are the state of a random number generator.
-        entries: returns the entries of a registry, which is a quick look: as long as these are the
-            same, a registry with nothing of the notebook's has nothing of it.
-    """
-
-    module: str
-    read: Callable[[Any], State]
-    write: Callable[[Any, str, Any], object]
-    default: Callable[[Any], State] = lambda _: {}
-    random: bool = False
-    entries: Callable[[Any], Any] | None = None
-
-
 def _rc_params(matplotlib: Any, name: str = "rcParams") -> State:
     state: State = dict(dict.items(getattr(matplotlib, name, {})))  # without a check of each name
     for each in _PROCESS:
@@ -54,6 +30,7 @@ def _rc_params(matplotlib: Any, name: str = "rcParams") -> State:
     return state
 
 
+@functools.cache
 def _rc_defaults(matplotlib: Any) -> State:
     return _rc_params(matplotlib, "rcParamsOrig")
 
@@ -203,135 +180,6 @@ def _jax_options(jax: Any) -> State:
     return {name: values[name] for name in _JAX if name in values}
 
 
-def _decimal_context(decimal: Any) -> State:
-    context = decimal.getcontext()
-    traps = [each.__name__ for each, wanted in context.traps.items() if wanted]
-    return {**{name: getattr(context, name) for name in _DECIMAL}, "traps": sorted(traps)}
-
-
-_DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
-
-
-def _set_decimal(decimal: Any, name: str, value: Any) -> None:
-    context = decimal.getcontext()
-    if name != "traps":
-        setattr(context, name, value)
-        return
-    for each in context.traps:
-        context.traps[each] = each.__name__ in value
-
-
-def _decimal_defaults(decimal: Any) -> State:
-    fresh = decimal.Context()
-    traps = [each.__name__ for each, wanted in fresh.traps.items() if wanted]
-    return {**{name: getattr(fresh, name) for name in _DECIMAL}, "traps": sorted(traps)}
-
-
-_CATEGORIES = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
-
-
-def _locale_state(locale: Any) -> State:
-    return {name: locale.setlocale(getattr(locale, name)) for name in _CATEGORIES}
-
-
-def of_notebook(thing: Any) -> bool:
-    """Whether the notebook has defined a class or function."""
-    return getattr(thing, "__module__", None) == "__main__"
-
-
-_HANDLERS = "\x00handlers"
-
-
-def _logging_state(logging: Any) -> State:
-    """The levels of loggers by name, and the root logger's handlers as `basicConfig` makes them."""
-    loggers = {"": logging.root, **logging.root.manager.loggerDict}
-    levels = {name: getattr(each, "level", 0) for name, each in loggers.items()}
-    levels.pop("IPKernelApp", None)  # it is of the notebook's process
-    state: State = {name: level for name, level in levels.items() if level}
-    state[_HANDLERS] = [arguments for _, arguments in _root_handlers(logging)]
-    return state
-
-
-def _root_handlers(logging: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The root logger's handlers that write to a standard stream or a file, and what they are made
-    of."""
-    for each in logging.root.handlers:
-        form = each.formatter or logging.Formatter()
-        for stream in ("stdout", "stderr"):
-            ours = type(each) is logging.StreamHandler and each.stream is getattr(sys, stream)
-            if ours and type(form) is logging.Formatter:
-                yield each, (stream, each.level, *_format(logging, form))
-        if type(each) is logging.FileHandler and type(form) is logging.Formatter:
-            place = each.baseFilename, each.encoding
-            yield each, (place, each.level, *_format(logging, form))
-
-
-def _format(logging: Any, form: Any) -> tuple[Any, ...]:
-    styles = {kind: style for style, (kind, _) in logging._STYLES.items()}  # noqa: SLF001
-    return form._fmt, form.datefmt, styles.get(type(form._style), "%")  # noqa: SLF001
-
-
-def _set_logging(logging: Any, name: str, value: Any) -> None:
-    if name != _HANDLERS:
-        new = bool(name) and name not in logging.root.manager.loggerDict
-        logger = logging.getLogger(name or None)
-        if new:
-            logger.level = value  # `setLevel` clears what all loggers have noted of their levels
-        else:
-            logger.setLevel(value)
-        return
-    for each, _ in list(_root_handlers(logging)):
-        logging.root.removeHandler(each)
-        if isinstance(each, logging.FileHandler):
-            each.close()
-    for stream, level, text, dates, style in value:
-        if isinstance(stream, str):
-            handler = logging.StreamHandler(getattr(sys, stream))
-        else:  # the file goes on, whatever its mode was
-            handler = logging.FileHandler(stream[0], encoding=stream[1], delay=True)
-        handler.setLevel(level)
-        handler.setFormatter(logging.Formatter(text, dates, style))
-        logging.root.addHandler(handler)
-
-
-def _filters(_: Any) -> State:
-    """The filters of warnings, with module and name of each category: to unpickle a category would
-    load its library."""
-    return {
-        "filters": [
-            (action, message, (kind.__module__, kind.__qualname__), where, line)
-            for action, message, kind, where, line in cast("list[Any]", warnings.filters)
-        ]
-    }
-
-
-def _set_filters(_: Any, __: str, filters: Sequence[tuple[Any, ...]]) -> None:
-    warnings.resetwarnings()
-    warnings.filters.extend(  # type: ignore[attr-defined]
-        (action, message, _category(*kind), where, line)
-        for action, message, kind, where, line in filters
-    )
-
-
-def _category(module: str, name: str) -> type:
-    """A category of warnings; as long as its library is not loaded, one that matches none."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type):
-        return found
-    return type(name, (Warning,), {"__module__": module, "__qualname__": name})
-
-
-def _random_state(random: Any) -> State:
-    version, numbers, rest = random.getstate()
-    return {STATE: (version, array("I", numbers).tobytes(), rest)}  # they are many
-
-
-def _set_random_state(random: Any, version: int, numbers: bytes, rest: float | None) -> None:
-    random.setstate((version, tuple(array("I", numbers)), rest))
-
-
 def _numpy_state(random: Any) -> State:
     return {STATE: pickle.dumps(random.get_state(legacy=False))}
 
@@ -345,6 +193,7 @@ def _set_torch_state(torch: Any, state: bytes) -> None:
 
 
 SETTINGS = {
+    **PYTHON,
     "matplotlib": Library(
         "matplotlib",
         _rc_params,
@@ -388,14 +237,6 @@ SETTINGS = {
         lambda numpy, name, value: numpy.seterr(**{name: value}),
         lambda _: {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
     ),
-    "decimal": Library("decimal", _decimal_context, _set_decimal, _decimal_defaults),
-    "locale": Library(
-        "locale",
-        _locale_state,
-        lambda locale, name, value: locale.setlocale(getattr(locale, name), value),
-        lambda _: dict.fromkeys(_CATEGORIES, "C"),
-    ),
-    "logging": Library("logging", _logging_state, _set_logging, lambda _: {"": 30, _HANDLERS: []}),
     "torch options": Library("torch", _torch_options, _set_torch_option, _torch_defaults),
     "torch device": Library("torch", _torch_device, _set_torch_device, lambda _: {"device": "cpu"}),
     "torch printing": Library(
@@ -424,13 +265,6 @@ SETTINGS = {
         _attributes("_hf_datasets_progress_bars_disabled"),
         setattr,
         lambda _: {"_hf_datasets_progress_bars_disabled": False},
-    ),
-    "warnings": Library("warnings", _filters, _set_filters),
-    "random": Library(
-        "random",
-        _random_state,
-        lambda random, _, value: _set_random_state(random, *value),
-        random=True,
     ),
     "numpy.random": Library(
         "numpy.random",

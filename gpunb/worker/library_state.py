@@ -18,7 +18,8 @@ from typing import Any
 from gpunb.data import serialize
 from gpunb.data.serialize.values import dumps_in_band
 from gpunb.worker.import_hooks import when_loaded
-from gpunb.worker.known_libraries import SETTINGS, STATE, Library, State
+from gpunb.worker.known_libraries import SETTINGS
+from gpunb.worker.library import STATE, Library, State
 from gpunb.worker.registrations import REGISTRATIONS
 
 LIBRARIES = {**SETTINGS, **REGISTRATIONS}

@@ -18,7 +18,7 @@ from IPython.core.getipython import get_ipython
 
 from gpunb.data.serialize.operators import made_of, operator
 from gpunb.data.serialize.pickler import by_value, closure_of
-from gpunb.worker.known_libraries import Library, State, of_notebook
+from gpunb.worker.library import Library, State, of_notebook
 
 __all__ = ["REGISTRATIONS"]
 

@@ -145,7 +145,7 @@ class InitOptions:
         limit = object_budget.parse_limit(self.object_memory)
         spill = object_memory.parse_spill(self.spill)
         _check_shares(self.share, self.caps, self.mps)
-        simulate = self.simulate or os.environ.get("GPUNB_SIMULATE")
+        simulate = self.simulate or os.environ.get("GPUNB_SIMULATE") or None
         devices, found, vendors = _devices(gpus, simulate, extra)
         notes = (*found, *missing, *_visibility_notes(devices), *notes)
         prepare, park_after = (), None

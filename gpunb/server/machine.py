@@ -75,7 +75,7 @@ def _devices() -> dict[str, Any]:
 
 def _detect() -> tuple[tuple[Device, ...], tuple[str, ...]]:
     simulate = os.environ.get("GPUNB_SIMULATE")
-    if simulate is not None:
+    if simulate:
         try:
             return tuple(accelerators.parse_simulate(simulate)), ()
         except ValueError as error:

@@ -143,6 +143,11 @@ def test_simulate_from_the_environment(start, monkeypatch):
     assert get(on_gpu.options(gpu_memory="70GiB").remote())[0] == [0]
 
 
+def test_an_empty_variable_simulates_nothing(start, monkeypatch):
+    monkeypatch.setenv("GPUNB_SIMULATE", "")
+    assert start(num_gpus=1).devices[0].type is None
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [

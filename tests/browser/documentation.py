@@ -1,6 +1,7 @@
 """Takes the pictures of JupyterLab for the documentation: `make pictures`.
 
-Each is taken in a real JupyterLab with two simulated GPUs, with the extension as it was built last.
+Each is taken in a real JupyterLab with the extension as it was built last. The folder `cards` has a
+stand-in for NVML with two GPUs, and what the cells run.
 The animated one shows the same cells from the first to the end of a sweep.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import shutil
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from tests.browser.sidebar import Sidebar, badge
 from tests.sessions import ROOT
 
 IMAGES = ROOT / "docs" / "images"
+CARDS = Path(__file__).parent / "cards"
 
 SIZE = (1060, 680)
 """Pixels of the page."""
@@ -38,15 +41,9 @@ FRAMES = 20
 
 TRAIN = """\
 %load_ext gpunb
-import time
-from tqdm import tqdm
+from training import train"""
 
-def train(width):
-    for step in tqdm(range(100)):
-        time.sleep({step})
-    return 1 / width"""
-
-CELL = "%%gpu {share} --bg --name {name}\n{name} = train({width})"
+CELL = "%%gpu {share} --bg --name {name}\n{name} = train(width={width})"
 CELLS = [
     CELL.format(share="0.5", name="small", width=64),
     CELL.format(share="0.5", name="medium", width=256),
@@ -84,11 +81,11 @@ def opened(jupyter: Jupyter, browser: Any, cells: list[str]) -> Page:
 
 def still(jupyter: Jupyter, browser: Any) -> None:
     """Two cells share a GPU, and the third waits for two; in the light and the dark theme."""
-    page = opened(jupyter, browser, [TRAIN.format(step=0.2), *CELLS])
+    page = opened(jupyter, browser, [TRAIN, *CELLS])
     for at in range(4):
         page.execute(at)
     badge(page, 3, "waits")
-    page.page.locator(".gm-progress:not([hidden])").nth(1).wait_for()
+    page.page.wait_for_timeout(32_000)  # the line of the last minute has some length
     for theme in ("light", "dark"):
         page.set_theme(theme)
         few(shot(page)).save(IMAGES / f"lab-{theme}.png", optimize=True)
@@ -99,7 +96,7 @@ def still(jupyter: Jupyter, browser: Any) -> None:
 
 def frames(jupyter: Jupyter, browser: Any) -> Iterator[Image.Image]:
     """The same cells, started one after another, and a sweep after them."""
-    page = opened(jupyter, browser, [TRAIN.format(step=0.04), *CELLS[:2], SWEEP, CELLS[2]])
+    page = opened(jupyter, browser, [TRAIN, *CELLS[:2], SWEEP, CELLS[2]])
     page.execute(0)
     start, at = time.monotonic(), 1
     for number in itertools.count():
@@ -128,12 +125,21 @@ def main() -> None:
     executable = shutil.which("chromium") or shutil.which("google-chrome")
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(Path(folder)) as jupyter,
+        tempfile.TemporaryDirectory() as cards,
+        running(
+            Path(folder),
+            GPUNB_PICTURES=cards,
+            PYTHONPATH=f"{CARDS}{os.pathsep}{ROOT}",
+            GPUNB_SIMULATE="",
+        ) as jupyter,
         sync_playwright() as playwright,
     ):
         options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         browser = playwright.chromium.launch(executable_path=executable, args=options)
+        step = Path(cards) / "step"
+        step.write_text("0.5")
         still(jupyter, browser)
+        step.write_text("0.04")
         animated(jupyter, browser)
         browser.close()
     for each in sorted(IMAGES.glob("lab*")):

@@ -271,3 +271,5 @@ def test_without_a_session_the_notes_say_why_there_is_no_gpu(
     facts = asyncio.run(machine.facts())
     assert facts["devices"] == []
     assert "GPUNB_SIMULATE" in facts["notes"][0]
+    monkeypatch.setenv("GPUNB_SIMULATE", "")
+    assert not any("GPUNB_SIMULATE" in each for each in asyncio.run(machine.facts())["notes"])

@@ -31,9 +31,10 @@ from gpunb.scheduler.options import Options
 class GpunbBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     """Runs batches of joblib's calls as tasks.
 
-    ``parallel_config`` and ``Parallel`` take the options of `gpunb.remote`. A process runs many
-    batches, as joblib's own processes do (``max_calls=0``); with ``max_calls=1`` each batch has a
-    fresh process. A batch whose process crashes is not repeated, unless ``max_retries`` says so.
+    ``parallel_config`` and ``Parallel`` take the options of `gpunb.remote`, and ``initializer``
+    with ``initargs``, which each process calls before its first batch. A process runs many batches,
+    as joblib's own processes do (``max_calls=0``); with ``max_calls=1`` each batch has a fresh
+    process. A batch whose process crashes is not repeated, unless ``max_retries`` says so.
     ``n_jobs`` limits the batches that run at once; -1, the default here, is as many as fit on the
     machine. Nested calls run in threads of their process, or as tasks if the inner code asks for
     this backend.
@@ -49,6 +50,7 @@ class GpunbBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
         inner = options.pop("inner_max_num_threads", None)
         options |= options.pop("ray_remote_args", None) or {}  # as Ray's backend takes them
         super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner)
+        self._begin = _beginning(options)
         self._options = options
         self._executor: Executor | None = None
 
@@ -82,6 +84,7 @@ class GpunbBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
             ValueError, TypeError: options that `gpunb.remote` does not take.
         """
         own = {each: value for each, value in options.items() if each not in _JOBLIB}
+        self._begin.update(_beginning(own))
         self._options.update(own)
         Options().updated(self._options).check_not_auto()
         count = self.effective_n_jobs(n_jobs)
@@ -140,7 +143,12 @@ class GpunbBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
             given = options.get("runtime_env") or {}
             variables = {**environment, **given.get("env_vars", {})}
             options["runtime_env"] = {**given, "env_vars": variables}
-        self._executor = Executor(count, **options)
+        self._executor = Executor(count, **self._begin, **options)
+
+
+def _beginning(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the function that each process calls first out of the options, with its arguments."""
+    return {each: options.pop(each) for each in ("initializer", "initargs") if each in options}
 
 
 def _run_batch(batch: Callable[[], Any]) -> Any:

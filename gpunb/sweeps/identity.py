@@ -16,7 +16,7 @@ from gpunb.api.refs import ObjectRef
 from gpunb.api.reports import as_plain
 from gpunb.data.serialize.functions import CACHED
 from gpunb.data.serialize.pickler import StreamPickler, by_value, closure_of, global_names
-from gpunb.worker.user_modules import users_file
+from gpunb.system.module_files import users_file
 
 _NOT_CLASS_DATA = frozenset(
     """__abstractmethods__ __dict__ __doc__ __firstlineno__ __module__ __static_attributes__

@@ -8,11 +8,10 @@ from types import ModuleType
 from typing import Any
 
 from gpunb.protocol import messages as msg
+from gpunb.system.module_files import INSTALLED
 
 LEAST = 30
 """Modules below which their import is too short to matter."""
-
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 _NEVER = frozenset({"IPython", "debugpy", "gpunb", "ipykernel", "matplotlib_inline"})
 """Packages that act on the process that imports them: shells and debuggers."""
@@ -63,7 +62,7 @@ def package_of(name: str) -> str:
     path, spec = facts.get("__file__"), facts.get("__spec__")
     if not isinstance(path, str) or getattr(spec, "name", None) != name:
         return ""
-    for folder in _INSTALLED:
+    for folder in INSTALLED:
         if folder in path:
             package = path.rpartition(folder)[2].partition(os.sep)[0].partition(".")[0]
             return "" if package in _NEVER else package

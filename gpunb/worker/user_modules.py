@@ -13,26 +13,19 @@ import importlib
 import linecache
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from cloudpickle import cloudpickle
+
+from gpunb.system.module_files import users_file
 
 _Mark: TypeAlias = tuple[int, int] | None
 """When a file was modified and its size; None if it may not be what was loaded."""
 
 _CLOCK = 20_000_000
 """Nanoseconds by which the times of files may lag behind the clock."""
-
-_NOT_FILES = frozenset({"__main__", "__mp_main__"})
-_OURS = os.path.dirname(os.path.dirname(__file__))
-_LIBRARY = tuple(
-    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")}
-    | {os.path.join(_OURS, "")}
-)
 
 
 class Loaded:
@@ -119,19 +112,6 @@ class Loaded:
                 superreload(sys.modules[name], importlib.reload, self._old)
             except Exception as error:
                 sys.stderr.write(f"gpunb: reloading {name} failed: {error!r}\n")
-
-
-def users_file(name: str) -> str | None:
-    """The file of a module, if it is Python code of the user's."""
-    module = sys.modules.get(name)
-    if name in _NOT_FILES or not issubclass(type(module), ModuleType):
-        return None
-    # Access to an attribute loads some modules.
-    path = object.__getattribute__(module, "__dict__").get("__file__")
-    if not isinstance(path, str) or not path.endswith(".py") or path.startswith(_LIBRARY):
-        return None
-    installed = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
-    return None if installed else path
 
 
 class Autoreload(NamedTuple):

@@ -49,6 +49,21 @@ def test_as_an_argument_of_parallel():
     assert Parallel(2, backend="gpunb")(delayed(square)(i) for i in range(5)) == [0, 1, 4, 9, 16]
 
 
+def greet(text):
+    os.environ["GREETING"] = text
+
+
+def greeting():
+    return os.environ.get("GREETING")
+
+
+def test_initializer_runs_first_in_each_process():
+    with parallel_config("gpunb", n_jobs=2, initializer=greet, initargs=("hello",)):
+        assert set(Parallel()(delayed(greeting)() for _ in range(8))) == {"hello"}
+    parallel = Parallel(2, backend="gpunb", initializer=greet, initargs=("good day",))
+    assert set(parallel(delayed(greeting)() for _ in range(8))) == {"good day"}
+
+
 def test_on_shares_of_devices():
     with parallel_config("gpunb", num_gpus=0.25):
         found = Parallel(batch_size=1)(delayed(where)(i) for i in range(16))

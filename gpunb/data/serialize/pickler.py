@@ -22,6 +22,7 @@ from cloudpickle import cloudpickle
 
 from gpunb.data.serialize import identities
 from gpunb.data.serialize.parts import Part, preamble
+from gpunb.system.module_files import users_file
 
 PROTOCOL = 5
 
@@ -133,12 +134,14 @@ class StreamPickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _within_library(function: types.FunctionType, reduced: Any) -> Any:
     """Let a function that a library has made within another one, which travels by value, have the
     globals of the library at the receiver: copies would not be what the library uses, and some
-    cannot be pickled."""
+    cannot be pickled. A function of the user's own module has the values that it has here."""
     space = function.__globals__
     module = sys.modules.get(space.get("__name__", ""))
     if not isinstance(reduced, tuple) or module is None or vars(module) is not space:
         return reduced
     if module.__name__ in ("__main__", "__mp_main__") or by_value(module):
+        return reduced
+    if users_file(module.__name__) is not None:
         return reduced
     make, (code, _, *rest), (attributes, slots), *more = reduced
     arguments = code, _LibraryGlobals(module.__name__), *rest

@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import functools
 import gc
+import importlib
 import io
 import pickle
 import signal
@@ -181,6 +182,27 @@ def test_functions_of_other_modules_keep_their_own_globals(monkeypatch):
     assert f() == ("theirs", "mine")
     assert home["x"] == "mine"
     assert f.__globals__ is not home
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "seen"),
+    [("users", "", "set later"), ("librarys", "lib/site-packages", "as imported")],
+)
+def test_inner_function_has_the_present_globals_only_of_a_module_of_the_user(
+    monkeypatch, tmp_path, name, folder, seen
+):
+    folder = tmp_path / folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text(
+        "x = 'as imported'\ndef make():\n    def inner(): return x\n    return inner\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    module = importlib.import_module(name)
+    module.x = "set later"
+    packed = dumps(module.make())
+    del sys.modules[name]  # as in another process
+    assert loads(packed)() == seen
+    sys.modules.pop(name, None)
 
 
 def test_functions_of_one_payload_share_their_globals_without_a_namespace():

@@ -92,7 +92,9 @@ class Starts:
         if not run.new:
             return engine.pool.process(run.worker)
         try:
-            return engine.pool.start(run.worker, bare=self._differs(job))
+            process = engine.pool.start(run.worker, bare=self._differs(job))
+            engine.pool.expect(cells=job.call.kind == "cell")
+            return process
         except OSError as error:
             self._leases.gone(run.worker)
             reason = f"it could not be started: {error.strerror}"

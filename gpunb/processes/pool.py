@@ -79,6 +79,7 @@ class WorkerPool:
         self._all: dict[int, WorkerProcess] = {}
         self._tokens = itertools.count(1)
         self._refilling = False
+        self._for_cells = False
         self._closed = False
         self._failures = 0
 
@@ -103,6 +104,13 @@ class WorkerPool:
                 self._standbys.remove(process)
                 return process
         return self._standbys.popleft() if self._standbys else self._start()
+
+    def expect(self, *, cells: bool) -> None:
+        """Note whether the next workers will probably run cells: standbys then rehearse one."""
+        if cells and not self._for_cells:
+            for each in self._standbys:
+                each.outbox.send(msg.Rehearse())
+        self._for_cells = cells
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
         return self._workers.get(worker)
@@ -203,6 +211,8 @@ class WorkerPool:
         try:
             while len(self._standbys) < self._standby_count:
                 self._standbys.append(self._start())
+                if self._for_cells:
+                    self._standbys[-1].outbox.send(msg.Rehearse())
         except OSError:  # such as too many open files: the tasks that need a process report it
             self._loop.after(_RETRY, self._refill)
 

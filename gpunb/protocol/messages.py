@@ -156,6 +156,10 @@ class CommMessage(NamedTuple):
     payloads: tuple[tuple[Wire, int], ...] = ()
 
 
+class Rehearse(NamedTuple):
+    """Go through the steps of a notebook's cell, if no task comes at once."""
+
+
 class Retired(NamedTuple):
     """End: no further message follows."""
 
@@ -277,6 +281,7 @@ Message: TypeAlias = (
     Execute
     | Reply
     | CommMessage
+    | Rehearse
     | Retired
     | Ready
     | Done

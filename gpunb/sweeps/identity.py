@@ -30,9 +30,10 @@ _FLAGS = 0x3FF
 def fingerprint(value: object, what: str) -> str:
     """A fingerprint of a value; of functions, with all that they refer to.
 
-    Functions and classes of the notebook count by their code, wherever it stands. Those of the
-    user's own modules count by the text of the module, and those of installed packages by name. A
-    ref counts by its value, which is waited for.
+    Functions and classes of the notebook count by their code, wherever it stands; so do those of a
+    module that is registered to be pickled by value. Those of the user's other modules count by the
+    text of the module, and those of installed packages by name. A ref counts by its value, which is
+    waited for.
 
     Raises:
         TypeError: `what` refers to an object that cannot be pickled.

@@ -9,6 +9,7 @@ is imported or unpickled.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import itertools
 import multiprocessing.context
@@ -35,6 +36,9 @@ from gpunb.worker.streams import flush, stream
 from gpunb.worker.task_runner import TaskRunner
 
 _EXIT_GRACE = 3.0
+
+_REHEARSE_AFTER = 0.02
+"""Seconds without a task after which a new worker rehearses a cell: not while tasks follow fast."""
 
 ADAPTED = 10
 """Rehearsals after which Python has adapted the code that they use."""
@@ -138,6 +142,8 @@ class WorkerLoop:
                     threads = several
                 case msg.CommMessage():
                     runner.on_comm(message, descriptors)
+                case msg.Rehearse():
+                    self._rehearse()
                 case msg.Prepare():
                     from gpunb.worker import contexts
 
@@ -150,6 +156,10 @@ class WorkerLoop:
                     return
                 case _:
                     pass
+
+    def _rehearse(self) -> None:
+        if self._remote.transport.is_quiet(_REHEARSE_AFTER):
+            rehearse_cell()
 
 
 # ----------------------------------------------------------------------------- before there is work
@@ -197,6 +207,14 @@ def rehearse(interrupts: Interrupts) -> None:
     finally:
         ours.close()
         theirs.close()
+
+
+def rehearse_cell() -> None:
+    """Rehearse a cell, where the zygote has loaded what cells need."""
+    cells = sys.modules.get("gpunb.worker.cell.run")
+    if cells is not None:
+        with contextlib.suppress(Exception):  # whatever it is, a cell will say it
+            cells.rehearse()
 
 
 def _sample() -> Callable[..., Any]:

@@ -53,6 +53,7 @@ def carry_out(preload: Preload) -> tuple[dict[str, str | None], str | None, str]
     if "IPython" in sys.modules:
         importlib.import_module("gpunb.worker.cell.run")
         importlib.import_module("gpunb.worker.cell.shell").rehearse()
+        worker_main.rehearse_cell()
     threads.find()
     worker_main.warm_up(worker_main.ADAPTED)  # the last: what is loaded later makes it adapt anew
     package, unsafe = refused or ("", _unsafe())

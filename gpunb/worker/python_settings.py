@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from array import array
@@ -103,18 +104,46 @@ def _filters(_: Any) -> State:
     load its library."""
     return {
         "filters": [
-            (action, message, (kind.__module__, kind.__qualname__), where, line)
+            (action, _text(message), (kind.__module__, kind.__qualname__), _text(where), line)
             for action, message, kind, where, line in cast("list[Any]", warnings.filters)
         ]
     }
 
 
+def _text(pattern: Any) -> Any:
+    """A regular expression as plain values: to unpickle one would compile it."""
+    known = isinstance(pattern, (re.Pattern, _Pattern))
+    return (pattern.pattern, pattern.flags) if known else pattern
+
+
+class _Pattern:
+    """A regular expression that is compiled when a warning is compared with it: few ever are."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self.pattern = pattern
+        self.flags = flags
+
+    def match(self, text: str) -> re.Match[str] | None:
+        return re.compile(self.pattern, self.flags).match(text)
+
+    def __eq__(self, other: object) -> bool:
+        """As the compiled one: `warnings` looks whether it has a filter already."""
+        return bool(_text(other) == _text(self))
+
+    def __hash__(self) -> int:
+        return hash(_text(self))
+
+
 def _set_filters(_: Any, __: str, filters: Sequence[tuple[Any, ...]]) -> None:
     warnings.resetwarnings()
     warnings.filters.extend(  # type: ignore[attr-defined]
-        (action, message, _category(*kind), where, line)
+        (action, _pattern(message), _category(*kind), _pattern(where), line)
         for action, message, kind, where, line in filters
     )
+
+
+def _pattern(text: Any) -> Any:
+    return _Pattern(*text) if isinstance(text, tuple) else text
 
 
 def _category(module: str, name: str) -> type:

@@ -90,6 +90,10 @@ class Transport:
 
     # ------------------------------------------------------------------------------------ reading
 
+    def is_quiet(self, seconds: float) -> bool:
+        """Whether there is no message, and none comes within so many seconds."""
+        return not self._work and not select.select([self.channel], [], [], seconds)[0]
+
     def next_work(self, patience: float | None) -> Received | None:
         """Return the next work, or None if no message comes within so many seconds."""
         while not self._work:

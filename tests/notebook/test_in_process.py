@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.getipython import get_ipython
 from IPython.utils.capture import capture_output
 
 import gpunb
@@ -21,7 +23,9 @@ from gpunb.notebook import foreground
 from gpunb.notebook import shell as notebook_shell
 from gpunb.notebook.capture import CellRequest
 from gpunb.notebook.shipment import Shipment
+from gpunb.processes.outbox import Outbox
 from gpunb.protocol import backend
+from gpunb.protocol import messages as msg
 from gpunb.protocol.backend import Outcome
 from gpunb.scheduler.options import Options
 from tests.notebook.kernels import plain
@@ -53,6 +57,27 @@ def test_an_error_is_raised_after_the_names_are_bound(shell: Any) -> None:
     assert shell.user_ns["x"] == 5
     assert "line 3" in text
     assert "gpunb/" not in text
+
+
+def test_while_cells_run_new_workers_rehearse_one_and_are_no_notebook_for_other_tasks(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    send = Outbox.send
+
+    def note(outbox: Outbox, message: Any, *more: Any) -> None:
+        told.extend([1] * isinstance(message, msg.Rehearse))
+        send(outbox, message, *more)
+
+    monkeypatch.setattr(Outbox, "send", note)
+    run(shell, "%%gpu\npass")
+    eventually(lambda: told)
+    time.sleep(0.2)  # it waits for a task before
+    shown = gpunb.remote(num_gpus=1)(get_ipython)
+    assert gpunb.get(shown.remote()) is None
+    told.clear()
+    run(shell, "%%gpu\nassert get_ipython()")
+    eventually(lambda: told)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ GOOD = [
     msg.Imported(("json", "json.decoder"), (("A", "1"), ("B", None))),
     msg.Reply(1, None),
     msg.CommMessage("comm_msg", {}),
+    msg.Rehearse(),
     msg.Retired(),
     msg.Output(1, "text", {}),
     msg.Execute(1, 1, "f", "call", None, "f", None, ((), 0), (), (), 1, False, False),

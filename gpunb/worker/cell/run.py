@@ -95,6 +95,28 @@ def run(
         return pack_result(cell, executed, label, before, changed)
 
 
+def rehearse() -> None:
+    """Go through the steps of a cell with one that does nothing, before there is any. Most of the
+    time of a short cell is the first use of code, and of pages that a fork shares."""
+    shell = prepare()
+    kinds: list[Any] = list(Shell._walk_mro())  # noqa: SLF001
+    try:
+        for kind in kinds:  # what is read of IPython's settings is that of this shell
+            kind._instance = shell  # noqa: SLF001
+        arguments = serialize.dumps((Cell("pass", "rehearsal", 0), {"x": [0]}), way="cell")
+        cell, values, _ = serialize.loads_names(arguments, namespace={})
+        before = Before.take(cell, shell.user_ns, values)
+        settings = libraries.taken(random=True)
+        for packed in settings.values():
+            serialize.loads(Payload(packed))
+        with _interruptible():
+            executed = _execute(shell, cell)
+        pack_result(cell, executed, "rehearsal", before, settings)
+    finally:
+        for kind in kinds:  # a plain task should not look like a notebook to libraries
+            kind._instance = None  # noqa: SLF001
+
+
 def _quiet() -> contextlib.AbstractContextManager[Any]:
     """Show no warnings of libraries that only the packing of their objects causes."""
     return warnings.catch_warnings(action="ignore")

@@ -281,7 +281,6 @@ Message: TypeAlias = (
     Execute
     | Reply
     | CommMessage
-    | Rehearse
     | Retired
     | Ready
     | Done
@@ -298,6 +297,7 @@ Message: TypeAlias = (
     | Park
     | ParkReply
     | Imported
+    | Rehearse
 )
 
 _TYPES: tuple[Any, ...] = get_args(Message)

@@ -403,6 +403,10 @@ def test_filters_of_warnings_come_home(notebook: Kernel) -> None:
     notebook.ok("%%gpu 0 -s filters\nwarnings.filterwarnings('ignore', 'loud')")
     for first in ("", "%%gpu 0\n", "%%gpu 0 -s filters\n"):
         assert notebook.ok(f"{first}warnings.warn('loud')").stderr == ""
+    count = notebook.value("len(warnings.filters)")
+    for first in ("%%gpu 0\n", "", "%%gpu 0\n"):  # the same filter takes its own place
+        notebook.ok(f"{first}warnings.filterwarnings('ignore', 'loud')")
+    assert notebook.value("len(warnings.filters)") == count
     notebook.ok("%%gpu 0 --bg\nwarnings.simplefilter('ignore')\n")
     assert "other" in notebook.ok("%gpu wait\nwarnings.warn('other')").stderr
     notebook.ok("%gpu stop filters\nwarnings.filters[:] = old")

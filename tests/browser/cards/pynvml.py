@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import training
 
+from tests.accelerators import real_pynvml
+
 GIB = 2**30
 
-
-def _real() -> Any:
-    """The package itself, which has the classes of the errors."""
-    elsewhere = [each for each in sys.path if Path(each or ".").resolve() != Path(__file__).parent]
-    spec = importlib.machinery.PathFinder.find_spec("pynvml", elsewhere)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-sys.modules["pynvml"] = _real()
+sys.modules["pynvml"] = real_pynvml.load(__file__)
 from tests.accelerators.fake_nvml import Card, FakeNvml  # noqa: E402 - it imports the real one
 
 

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import sys
-from pathlib import Path
 from typing import Any
 
 import card_memory as memory
 
+from tests.accelerators import real_pynvml
 
-def _real() -> Any:
-    """The package itself, which has the classes of the errors."""
-    here = Path(__file__).parent
-    elsewhere = [each for each in sys.path if Path(each or ".").resolve() != here]
-    spec = importlib.machinery.PathFinder.find_spec("pynvml", elsewhere)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-sys.modules["pynvml"] = _real()
+sys.modules["pynvml"] = real_pynvml.load(__file__)
 from tests.accelerators.fake_nvml import Card, FakeNvml  # noqa: E402 - it imports the real one
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -181,7 +182,17 @@ def _jax_options(jax: Any) -> State:
 
 
 def _numpy_state(random: Any) -> State:
-    return {STATE: pickle.dumps(random.get_state(legacy=False))}
+    state = random.get_state(legacy=False)
+    if state["bit_generator"] == "MT19937":  # the default; to pickle its array takes longer
+        state["state"]["key"] = state["state"]["key"].tobytes()
+    return {STATE: pickle.dumps(state)}
+
+
+def _set_numpy_state(random: Any, packed: bytes) -> None:
+    state = pickle.loads(packed)
+    if state["bit_generator"] == "MT19937":
+        state["state"]["key"] = array("I", state["state"]["key"])
+    random.set_state(state)
 
 
 def _torch_state(torch: Any) -> State:
@@ -269,7 +280,7 @@ SETTINGS = {
     "numpy.random": Library(
         "numpy.random",
         _numpy_state,
-        lambda random, _, value: random.set_state(pickle.loads(value)),
+        lambda random, _, value: _set_numpy_state(random, value),
         random=True,
     ),
     "torch": Library(

@@ -205,9 +205,11 @@ def _write(name: str, state: State, module: Any) -> None:
 
 
 def _changes(now: State, before: State) -> State:
-    with contextlib.suppress(Exception):  # an array, say
+    try:
         if now == before:  # which is much faster than the line below
             return {}
+    except Exception:  # an array, say
+        pass
     return {name: value for name, value in now.items() if not _same(value, before.get(name, _same))}
 
 

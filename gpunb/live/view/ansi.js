@@ -7,17 +7,10 @@ const CODES =
 // What a later piece of the same line has replaced, as a progress bar does
 const REPLACED = /[^\n]*\r(?=[^\r\n])/g;
 
-// Readable on light and on dark; the bright ones are the same
-const COLOURS = [
-  ["#24292f", "#8b949e"],
-  ["#b3261e", "#ff9d94"],
-  ["#00664a", "#4fd1a5"],
-  ["#7a5500", "#e6c34d"],
-  ["#0550ae", "#79b8ff"],
-  ["#7b3fa0", "#d8a6f5"],
-  ["#006778", "#5fd0e0"],
-  ["#57606a", "#e6e6e6"],
-].map(([light, dark]) => `light-dark(${light}, ${dark})`);
+// As view.css has them; the bright ones are the same
+const COLOURS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"].map(
+  (name) => `var(--gm-${name})`,
+);
 
 // What the numbers of a code change
 const CHANGES = {

@@ -32,6 +32,7 @@ from gpunb.processes.fork_source import ForkSource
 from gpunb.processes.launcher import Launched
 from gpunb.processes.spawn_source import SpawnSource
 from gpunb.protocol.backend import HANDLE, Call, Context, ObjectId, Outcome
+from gpunb.protocol.facts import Fact
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.policy import Policy
 from gpunb.scheduler.scheduler import Scheduler
@@ -198,7 +199,7 @@ class EngineBackend:
             post = self.loop.post if obj[1] == HANDLE else self.loop.post_lazily
             post((self.store.drop, obj))
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask(self, what: Fact, *arguments: Any) -> Any:
         if what == "total":
             return self.machine.totals()
         if what == "job":

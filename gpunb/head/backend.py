@@ -27,6 +27,7 @@ from gpunb.head.output_client import KernelSinks
 from gpunb.protocol import messages as msg
 from gpunb.protocol import records, verbs
 from gpunb.protocol.backend import DYNAMIC, HANDLE, STREAMING, Call, Context, ObjectId, Outcome
+from gpunb.protocol.facts import Fact
 from gpunb.protocol.rpc import Arrived
 from gpunb.protocol.sink import Sink
 from gpunb.scheduler.placement import Capacity
@@ -218,7 +219,7 @@ class HeadBackend:
         # Other tasks may wait for the devices of an actor; nothing waits for a value's memory.
         self.connection.send(msg.Held(obj, -1), lazily=obj[1] != HANDLE)
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask(self, what: Fact, *arguments: Any) -> Any:
         if what == "total":
             return self.machine.totals()
         if what == "refusal":

@@ -19,6 +19,7 @@ from gpunb.scheduler.frozen import frozen
 from gpunb.scheduler.tasks import ActorId, ActorSpec, TaskId, TaskSpec
 
 if TYPE_CHECKING:
+    from gpunb.protocol.facts import Fact
     from gpunb.protocol.sink import Sink
 
 ObjectId: TypeAlias = tuple[int, int]
@@ -235,9 +236,8 @@ class Backend(Protocol):
         """Count one reference less. May be called at any time, from any thread, in a destructor.
         An interrupt is raised here only if nothing was done yet, else a moment later."""
 
-    def ask(self, what: str, *arguments: Any) -> Any:
-        """``"total"``, ``"available"``, ``"status"``, ``"job"`` or ``"actor"``: facts as plain
-        values; ``"refusal"``: why a demand can never be met, or None."""
+    def ask(self, what: Fact, *arguments: Any) -> Any:
+        """Return facts as plain values. Some take an argument, such as the id of a job."""
 
     def context(self) -> Context:
         """The context in which the caller runs."""

@@ -21,12 +21,14 @@ from gpunb.engine.publisher import INTERVAL, StatusWatch, Watcher
 from gpunb.engine.worker_setup import Present
 from gpunb.exceptions import GpunbError
 from gpunb.protocol.backend import HANDLE, Call, Context, ObjectId, Outcome
+from gpunb.protocol.facts import Fact
 from gpunb.protocol.ranks import of_coordinator
 from gpunb.ray import crashes, failures, named_actors
 from gpunb.ray.ended_jobs import EndedJobs
 from gpunb.ray.job_env import JobEnv, changes
 from gpunb.ray.jobs import HISTORY, RELEASED, RayActor, RayJob, RayJobs, remove_group
 from gpunb.ray.mailbox import KERNEL, KernelReader, Sender, new_mailbox
+from gpunb.ray.messages import Interrupt, Mark, ToWorker
 from gpunb.ray.prewarm import Prewarmer
 from gpunb.ray.resources import TYPE, available, shown
 from gpunb.ray.status import RayStatus
@@ -128,8 +130,8 @@ class RayKernel(RayBackend):
         self.sinks[number] = call.sink
         return number
 
-    def send_to_worker(self, worker: str, item: Any) -> None:
-        self._sender.send(self.mailbox, worker, [item])
+    def send_to_worker(self, worker: str, message: ToWorker) -> None:
+        self._sender.send(self.mailbox, worker, [message])
 
     def submit(self, call: Call) -> list[ObjectId]:
         self._check_alive()
@@ -194,7 +196,7 @@ class RayKernel(RayBackend):
         elif not task:
             number = next(self._numbers)
             arrived = self.marks[number] = threading.Event()
-            self._sender.send(self.mailbox, KERNEL, [("mark", number)])
+            self._sender.send(self.mailbox, KERNEL, [Mark(number)])
             arrived.wait(_OUTPUT_WITHIN)
 
     def _is_ours(self, pid: int) -> bool:
@@ -220,7 +222,7 @@ class RayKernel(RayBackend):
         if job is None or job.over:
             return
         if job.began is not None and job.worker and (job.kind in INTERRUPTED or job.actor):
-            self.send_to_worker(job.worker, ("interrupt", job.id))
+            self.send_to_worker(job.worker, Interrupt(job.id))
         else:
             self.cancel(obj, False, False)
 
@@ -237,7 +239,7 @@ class RayKernel(RayBackend):
         if not self.closed and os.getpid() == self._pid:
             super().drop(obj)
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask(self, what: Fact, *arguments: Any) -> Any:
         if what == "job":
             job = self.jobs.get(*arguments)
             return job.facts() if job is not None else None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, assert_never
 
 from gpunb.protocol.rpc import Pending
 from gpunb.ray.mailbox import BackgroundSender, WorkerReader
-from gpunb.ray.transport import INTERRUPTED, CallHeader, RayPayload
+from gpunb.ray.messages import Answer, Ask, Comm, Interrupt, ToKernel, ToWorker
+from gpunb.ray.transport import INTERRUPTED, CallHeader
 from gpunb.scheduler.tasks import TaskId
-
-OnComm = Callable[[str, dict[str, Any], Sequence[RayPayload]], None]
 
 
 class KernelLink:
@@ -24,7 +23,9 @@ class KernelLink:
         session: whether this worker is a session of cells, which also reads between its cells.
     """
 
-    def __init__(self, key: str, on_interrupt: Callable[[TaskId], None], on_comm: OnComm) -> None:
+    def __init__(
+        self, key: str, on_interrupt: Callable[[TaskId], None], on_comm: Callable[[Comm], None]
+    ) -> None:
         self.key = key
         self.mailbox: Any = None
         self.session = False
@@ -34,14 +35,14 @@ class KernelLink:
         self._on_interrupt = on_interrupt
         self._on_comm = on_comm
 
-    def report(self, item: Any) -> None:
+    def report(self, message: ToKernel) -> None:
         """Send a report to the kernel, without waiting."""
-        self._sender.send(self.mailbox, item)
+        self._sender.send(self.mailbox, message)
 
-    def send_to_worker(self, worker: str, item: Any) -> None:
+    def send_to_worker(self, worker: str, message: ToWorker) -> None:
         """Send a message to another worker of the kernel."""
         if self.mailbox is not None:
-            self._sender.send(self.mailbox, item, worker)
+            self._sender.send(self.mailbox, message, worker)
 
     def flush(self, timeout: float = 5.0) -> None:
         """Return when all reports have arrived."""
@@ -54,7 +55,7 @@ class KernelLink:
             NotImplementedError: no user can be asked.
         """
         waiter = self._questions.expect()
-        self.report(("ask", task, waiter.number, prompt, password, self.key))
+        self.report(Ask(task, waiter.number, prompt, password, self.key))
         try:
             while waiter.reply is None:
                 waiter.gate.acquire(timeout=0.1)  # an interrupt is seen between two waits
@@ -76,13 +77,13 @@ class KernelLink:
             )
         return self._readers[kernel]
 
-    def _on_message(self, item: Any) -> None:
-        match item:
-            case ("interrupt", task):
-                self._on_interrupt(task)
-            case ("answer", number, text, error):
-                self._questions.arrived(number, (text, error))
-            case ("comm", kind, content, packed):
-                self._on_comm(kind, content, packed)
+    def _on_message(self, message: ToWorker) -> None:
+        match message:
+            case Interrupt():
+                self._on_interrupt(message.task)
+            case Answer():
+                self._questions.arrived(message.number, (message.text, message.error))
+            case Comm():
+                self._on_comm(message)
             case _:
-                pass
+                assert_never(message)

@@ -18,6 +18,7 @@ from gpunb.exceptions import GpunbError, InfeasibleRequestError
 from gpunb.protocol.backend import HANDLE, Backend, Call, FailedWith, NewActor, ObjectId
 from gpunb.protocol.ranks import Ranks
 from gpunb.ray.kernel_link import KernelLink
+from gpunb.ray.messages import GroupMade
 from gpunb.ray.resources import TYPE, Cluster, needs
 from gpunb.scheduler.resources import UNIT, Demand, Gang
 from gpunb.scheduler.tasks import ActorSpec, TaskSpec
@@ -115,7 +116,9 @@ class RayRanks(Placed):
 
     def _note(self, group: bytes) -> None:
         """Tell the kernel about the group, which ends it if the coordinator cannot."""
-        self._worker.link.report(("group", self._worker.context().task, group))
+        task = self._worker.context().task
+        assert task is not None, "ranks are placed by a call"
+        self._worker.link.report(GroupMade(task, group))
         self._worker.link.flush()
 
     def _create(self, demand: Demand, rank: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from gpunb.engine.device_history import DeviceHistory
 from gpunb.exceptions import GpunbError
 from gpunb.protocol.backend import ObjectId
+from gpunb.protocol.facts import Fact
 from gpunb.ray.ended_jobs import EndedJobs
 from gpunb.ray.jobs import RayActor, RayJob, RayJobs
 from gpunb.ray.resources import Cluster
@@ -29,7 +30,7 @@ class StatusSource(Protocol):
     ended_jobs: EndedJobs
     jobs: RayJobs
 
-    def ask(self, what: str, *arguments: Any) -> Any: ...
+    def ask(self, what: Fact, *arguments: Any) -> Any: ...
     def cancel(self, obj: ObjectId, force: bool, recursive: bool) -> None: ...
     def interrupt(self, obj: ObjectId) -> None: ...
     def is_over(self, actor: RayActor) -> bool: ...

@@ -33,6 +33,7 @@ from gpunb.protocol.backend import (
 from gpunb.ray import entry_points, failures, named_actors
 from gpunb.ray.cancelling import Canceller
 from gpunb.ray.jobs import KILLED, RayActor
+from gpunb.ray.messages import Interrupt, ToWorker
 from gpunb.ray.named_actors import NamedActor
 from gpunb.ray.objects import RayObjects
 from gpunb.ray.resources import Cluster
@@ -98,7 +99,7 @@ class RayBackend(ABC):
         """Where the caller runs."""
 
     @abstractmethod
-    def send_to_worker(self, worker: str, item: Any) -> None:
+    def send_to_worker(self, worker: str, message: ToWorker) -> None:
         """Send a message to a worker."""
 
     def wait_for_output(self, task: TaskId) -> None:  # noqa: B027 - workers show no output
@@ -361,7 +362,7 @@ class RayBackend(ABC):
         if ref is None:
             return
         if actor:
-            self.send_to_worker(key_of(actor), ("interrupt", obj[0]))
+            self.send_to_worker(key_of(actor), Interrupt(obj[0]))
         self.canceller.cancel(ref, force=force, recursive=recursive)
 
 

@@ -23,6 +23,7 @@ from gpunb.protocol.backend import DYNAMIC, STREAMING
 from gpunb.ray import failures, time_limits
 from gpunb.ray.interrupts import is_cancelled_by_ray
 from gpunb.ray.job_env import JobEnv, setup_of
+from gpunb.ray.messages import Began, ConstructorFailed, Ended, Late, Left, Made
 from gpunb.ray.time_limits import TimeLimits
 from gpunb.ray.transport import INTERRUPTED, CallHeader, RayPayload, key_of
 from gpunb.ray.worker import RayWorker, exit_at_once, here
@@ -149,12 +150,12 @@ class RayTaskRunner:
         if self._interrupts.several:
             _tag_output(self._runner)
         if ending.report == "ok":
-            self._link.report(("made", header.task, self._runner.title))
+            self._link.report(Made(header.task, self._runner.title))
             return
         if ending.report == "exit":
             self._leave(header.actor, ending.results)
         failure = failures.failed(ending.results[0])
-        self._link.report(("failed", header.actor, failure.data))
+        self._link.report(ConstructorFailed(header.actor, failure.data))
         self._link.flush()
         raise failure
 
@@ -209,10 +210,25 @@ class RayTaskRunner:
                 runner.context(work, lambda: self._interrupts.is_cancelled(header.task))
             )
         node = ray.get_runtime_context().get_node_id()
-        facts = (attempt, os.getpid(), node, gpus, self._link.key, self._worker.fatal)
-        rank = header.code if header.kind == "cell" else b""
-        call = (header.name, header.kind, header.parent, header.sink, header.actor)
-        self._link.report(("began", header.task, *facts, *call, header.share, rank))
+        of_cell = header.kind == "cell"
+        self._link.report(
+            Began(
+                header.task,
+                attempt,
+                os.getpid(),
+                node,
+                gpus,
+                worker=self._link.key,
+                log=self._worker.fatal,
+                name=header.name,
+                kind=header.kind,
+                parent=header.parent,
+                sink=header.sink,
+                actor=header.actor,
+                share=header.share,
+                rank=header.code if of_cell and isinstance(header.code, bytes) else b"",
+            )
+        )
         return work
 
     def _settle(self, header: CallHeader) -> None:
@@ -250,9 +266,8 @@ class RayTaskRunner:
         report, results = ending.report, ending.results
         states = {"ok": "done", "exit": "done", "interrupted": "cancelled"}
         again = report == "retry"
-        self._link.report(
-            ("ended", header.task, "again" if again else states.get(report, "failed"))
-        )
+        state = "again" if again else states.get(report, "failed")
+        self._link.report(Ended(header.task, state))
         self._interrupts.forget(header.task)
         output_of = 0
         if (
@@ -281,8 +296,8 @@ class RayTaskRunner:
 
     def _leave(self, actor: int, reasons: Sequence[Payload]) -> None:
         """End this process, which is an actor, for a reason if it failed."""
-        told = [plain.loads(each.stream) for each in reasons]
-        self._link.report(("left", actor, *(text for text, failed in told if failed)))
+        texts = [plain.loads(each.stream) for each in reasons]
+        self._link.report(Left(actor, next((text for text, failed in texts if failed), None)))
         self._link.flush()
         ray.actor.exit_actor()
 
@@ -339,7 +354,7 @@ class RayTaskRunner:
             try:
                 yield ending
             except GeneratorExit:
-                self._link.report(("ended", work.task, "cancelled"))
+                self._link.report(Ended(work.task, "cancelled"))
                 raise
             except BaseException as error:
                 ending.report, ending.results = self._report_of(work, error)
@@ -370,7 +385,7 @@ class RayTaskRunner:
 
     def _end_process(self, task: TaskId, seconds: float) -> None:
         """End this process, because a call did not end when it was interrupted."""
-        self._link.report(("late", task, seconds))
+        self._link.report(Late(task, seconds))
         self._link.flush()
         exit_at_once(1)
 

@@ -21,12 +21,14 @@ from gpunb.data.serialize import Payload
 from gpunb.protocol import backend
 from gpunb.protocol import messages as msg
 from gpunb.protocol.backend import DYNAMIC, Call, Context
+from gpunb.protocol.facts import Fact
 from gpunb.protocol.ranks import Ranks
 from gpunb.ray import named_actors
 from gpunb.ray.capture import StreamCapture
 from gpunb.ray.interrupts import CallInterrupts
 from gpunb.ray.job_env import JobEnv
 from gpunb.ray.kernel_link import KernelLink
+from gpunb.ray.messages import Comm, Ended, Exits, Interrupt, Show, Text, ToWorker
 from gpunb.ray.resources import available, shown
 from gpunb.ray.submission import RayBackend
 from gpunb.ray.transport import CallHeader, RayPayload, key_of
@@ -95,16 +97,16 @@ class RayWorker(RayBackend):
     def failure_of(self, task: TaskId, error: BaseException) -> Payload:
         """Report the failure: a worker that crashed cannot report it, and the kernel does not watch
         calls that this worker submits."""
-        self.link.report(("ended", task, "failed"))
+        self.link.report(Ended(task, "failed"))
         return super().failure_of(task, error)
 
-    def send_to_worker(self, worker: str, item: Any) -> None:
-        self.link.send_to_worker(worker, item)
+    def send_to_worker(self, worker: str, message: ToWorker) -> None:
+        self.link.send_to_worker(worker, message)
 
     def interrupt(self, obj: backend.ObjectId) -> None:
         _, actor = self.objects.labels.get(obj[0], ("", 0))
         if actor:
-            self.link.send_to_worker(key_of(actor), ("interrupt", obj[0]))
+            self.link.send_to_worker(key_of(actor), Interrupt(obj[0]))
         else:
             self.cancel(obj, force=False, recursive=False)
 
@@ -121,7 +123,7 @@ class RayWorker(RayBackend):
 
         return RayRanks(self, call, ranks)
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask(self, what: Fact, *arguments: Any) -> Any:
         match what:
             case "total":
                 seen, total = self._total
@@ -178,7 +180,7 @@ class RayWorker(RayBackend):
         """Handle a message of the runner to the kernel. Results travel through Ray instead."""
         match message:
             case msg.Printed():
-                self.link.report(("text", message.task, message.stream, message.text))
+                self.link.report(Text(message.task, message.stream, message.text))
             case msg.Yielded():
                 (self._yielded[message.task],) = serialize.from_wires([message.result], segments)
             case _:
@@ -194,7 +196,7 @@ class RayWorker(RayBackend):
         if task is not None:
             self._drain()
             packed = [self.objects.pack(each) for each in payloads]
-            self.link.report(("show", task, kind, content, packed))
+            self.link.report(Show(task, kind, content, packed))
 
     def question(self, prompt: str | None, password: bool = False) -> Any:
         """Return the user's answer; without a prompt, None if a user can be asked.
@@ -238,15 +240,11 @@ class RayWorker(RayBackend):
     def _report_text(self, stream: str, text: str) -> None:
         task = self._context.task
         if task is not None:
-            self.link.report(("text", task, stream, text))
+            self.link.report(Text(task, stream, text))
 
-    def _receive_comm(
-        self, kind: str, content: dict[str, Any], packed: Sequence[RayPayload]
-    ) -> None:
-        message, payloads = (
-            msg.CommMessage(kind, content),
-            [self.objects.unpack(each) for each in packed],
-        )
+    def _receive_comm(self, comm: Comm) -> None:
+        message = msg.CommMessage(comm.kind, comm.content)
+        payloads = [self.objects.unpack(each) for each in comm.payloads]
         if self._on_comm is not None:  # the cell that runs
             self._on_comm(message, payloads)
             return
@@ -262,7 +260,7 @@ class RayWorker(RayBackend):
             with contextlib.suppress(Exception):
                 if self._capture is not None:
                     self._capture.drain(_LAST_OUTPUT_WITHIN)
-                self.link.report(("exits", task, status))
+                self.link.report(Exits(task, status))
                 self.link.flush(_LAST_OUTPUT_WITHIN)
         exit_at_once(status)
 

@@ -6,15 +6,34 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 from gpunb.data import serialize
 from gpunb.data.serialize import Payload
 from gpunb.protocol.ranks import rank_of
 from gpunb.protocol.sink import LeadSink, Pipe, RankSink, Sink
 from gpunb.ray.jobs import LEFT, RayJob, RayJobs
+from gpunb.ray.messages import (
+    Answer,
+    Ask,
+    Began,
+    Comm,
+    ConstructorFailed,
+    Ended,
+    Exits,
+    GroupMade,
+    Late,
+    Left,
+    Made,
+    Mark,
+    Show,
+    Text,
+    ToKernel,
+    ToWorker,
+)
 from gpunb.ray.objects import RayObjects
 from gpunb.ray.prewarm import Prewarmer
+from gpunb.ray.transport import RayPayload
 from gpunb.scheduler.resources import Demand
 from gpunb.scheduler.tasks import ActorId, TaskId
 
@@ -40,7 +59,7 @@ class EventTarget(Protocol):
     sinks: weakref.WeakValueDictionary[int, Any]
 
     def ended(self, actor: ActorId, why: str) -> None: ...
-    def send_to_worker(self, worker: str, item: Any) -> None: ...
+    def send_to_worker(self, worker: str, message: ToWorker) -> None: ...
     def stop(self, job: RayJob) -> None: ...
 
 
@@ -52,21 +71,46 @@ class WorkerEvents:
         self._jobs = kernel.jobs
         self._titles: dict[ActorId, str] = {}
 
-    def handle(self, item: Any) -> None:
-        """Handle a message: its kind, and the fields of that kind."""
-        getattr(self, f"_{item[0]}")(*item[1:])
+    def handle(self, message: ToKernel) -> None:  # noqa: C901 - one case for each message
+        match message:
+            case Began():
+                self._began(message)
+            case Text():
+                self._text(*message)
+            case Show():
+                self._show(*message)
+            case Made():
+                self._made(*message)
+            case Ended():
+                self._ended(*message)
+            case ConstructorFailed():
+                failure = serialize.load_failure(Payload(*message.failure))
+                self._kernel.ended(message.actor, f"its constructor failed: {failure}")
+            case Left():
+                self._kernel.ended(message.actor, message.reason or LEFT)
+            case GroupMade():
+                self._jobs.groups[message.owner] = message.group
+            case Exits():
+                self._exits(*message)
+            case Mark():
+                self._kernel.marks.pop(message.number).set()
+            case Late():
+                self._late(*message)
+            case Ask():
+                self._ask(message)
+            case _:
+                assert_never(message)
         self._kernel.changed.set()
 
-    def _began(self, task: TaskId, *about: Any) -> None:
-        attempt, pid, node, gpus, worker, log, *call = about
-        job = self._jobs.get(task) or self._nested(task, *call)
+    def _began(self, message: Began) -> None:
+        job = self._jobs.get(message.task) or self._nested(message)
         job.state = job.state if job.over else "running"  # its result may come before this message
-        job.attempt, job.pid, job.worker = attempt, pid, worker
-        job.node_id, job.gpus, job.began = node, tuple(gpus), time.monotonic()
-        job.log, job.exit, job.stderr = log, None, Pipe()
+        job.attempt, job.pid, job.worker = message.attempt, message.pid, message.worker
+        job.node_id, job.gpus, job.began = message.node, message.gpus, time.monotonic()
+        job.log, job.exit, job.stderr = message.log, None, Pipe()
         self._kernel.prewarmer.began(job)
         if job.sink is not None:
-            job.sink.on(pid, self._titles.get(job.actor, ""))
+            job.sink.on(message.pid, self._titles.get(job.actor, ""))
 
     def _text(self, task: TaskId, stream: str, text: str) -> None:
         job = self._jobs.get(task)
@@ -76,7 +120,9 @@ class WorkerEvents:
             self._by(sink, job)
             sink.text(stream, text)
 
-    def _show(self, task: TaskId, kind: str, content: Any, packed: Sequence[Any]) -> None:
+    def _show(
+        self, task: TaskId, kind: str, content: dict[str, Any], packed: Sequence[RayPayload]
+    ) -> None:
         job = self._jobs.get(task)
         if job is not None and (sink := self._sink(job)) is not None:
             self._by(sink, job)
@@ -103,17 +149,6 @@ class WorkerEvents:
             self._kernel.prewarmer.over()
         job.reported.set()
 
-    def _failed(self, actor: ActorId, data: tuple[Any, ...]) -> None:
-        failure = serialize.load_failure(Payload(*data))
-        self._kernel.ended(actor, f"its constructor failed: {failure}")
-
-    def _left(self, actor: ActorId, why: str = LEFT) -> None:
-        self._kernel.ended(actor, why)
-
-    def _group(self, owner: TaskId, group: bytes) -> None:
-        """The ranks of a call, or of a session, have a placement group."""
-        self._jobs.groups[owner] = group
-
     def _exits(self, task: TaskId, status: int) -> None:
         job = self._jobs.get(task)
         if job is None or job.over:
@@ -124,9 +159,6 @@ class WorkerEvents:
             why = f"its process exited with status {status}{job.error_lines()}"
             self._kernel.ended(job.actor, why)
 
-    def _mark(self, number: int) -> None:
-        self._kernel.marks.pop(number).set()
-
     def _late(self, task: TaskId, seconds: float) -> None:
         job = self._jobs.get(task)
         if job is not None:
@@ -134,36 +166,42 @@ class WorkerEvents:
             if job.ref is not None:
                 self._kernel.stop(job)
 
-    def _ask(
-        self, task: TaskId, number: int, prompt: str | None, password: bool, worker: str
-    ) -> None:
-        kernel, job = self._kernel, self._jobs.get(task)
+    def _ask(self, question: Ask) -> None:
+        kernel, number, worker = self._kernel, question.number, question.worker
+        job = self._jobs.get(question.task) if question.task is not None else None
         sink = job.sink if job is not None else None
         if sink is None or not sink.asks:
             error = NotImplementedError("only a cell in the foreground can ask its user")
-            kernel.send_to_worker(worker, ("answer", number, None, error))
+            kernel.send_to_worker(worker, Answer(number, None, error))
             return
 
         def answer(text: str | None, error: Exception | None) -> None:
             if not kernel.closed:
-                kernel.send_to_worker(worker, ("answer", number, text, error))
+                kernel.send_to_worker(worker, Answer(number, text, error))
 
-        sink.ask(prompt, password, answer)
+        sink.ask(question.prompt, question.password, answer)
 
-    def _nested(
-        self, task: TaskId, name: str, kind: str, parent: TaskId | None, *more: Any
-    ) -> RayJob:
+    def _nested(self, message: Began) -> RayJob:
         """A task that a worker has submitted shows where that worker's own does."""
-        sink, actor, share, rank = more
-        shows = self._kernel.sinks.get(sink)
+        name, parent = message.name, message.parent
+        shows = self._kernel.sinks.get(message.sink)
         above = self._jobs.get(parent) if parent is not None else None
-        if rank and shows is not None:
-            place = rank_of(rank)
+        if message.rank and shows is not None:
+            place = rank_of(message.rank)
             shows = (LeadSink if place.leads else RankSink)(shows, place.rank)
         elif above is not None and above.sink is not None and above.name != name:
             made = above.sink.named(name)
             shows = made if made is not above.sink else shows
-        job = RayJob(task, name, kind, Demand(gpus=share), shows, None, actor, parent)
+        job = RayJob(
+            message.task,
+            name,
+            message.kind,
+            Demand(gpus=message.share),
+            shows,
+            None,
+            message.actor,
+            parent,
+        )
         job.of_ranks = parent in self._jobs.groups or (above is not None and above.kind == "ranks")
         self._jobs.add(job)
         if job.of_ranks and parent not in self._jobs.groups:  # it was ended with its coordinator
@@ -206,4 +244,4 @@ class DisplayingWorker:
         if self._lasting:
             self._kernel.session_sinks[self._key] = sink
         packed = [self._kernel.objects.pack(each) for each in payloads]
-        self._kernel.send_to_worker(self._key, ("comm", kind, dict(content), packed))
+        self._kernel.send_to_worker(self._key, Comm(kind, dict(content), packed))

@@ -20,6 +20,7 @@ from gpunb.protocol import messages as msg
 from gpunb.protocol import plain, records, verbs
 from gpunb.protocol.backend import Call, Context, ObjectId, Outcome
 from gpunb.protocol.channel import Channel
+from gpunb.protocol.facts import Fact
 from gpunb.protocol.rpc import result
 from gpunb.protocol.verbs import Verb
 from gpunb.scheduler.tasks import ActorId
@@ -161,7 +162,7 @@ class KernelClient:
     def interrupt(self, obj: ObjectId) -> None:
         self._request(verbs.Interrupt(obj))
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask(self, what: Fact, *arguments: Any) -> Any:
         return self._request(verbs.Ask(what, arguments))[0]
 
     @property

@@ -6,11 +6,13 @@ worker makes them when it starts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from gpunb.ray.transport import RayPayload
-from gpunb.scheduler.tasks import ActorId, TaskId
+if TYPE_CHECKING:  # the mailbox's own process loads this module, and needs no more
+    from collections.abc import Sequence
+
+    from gpunb.ray.transport import RayPayload
+    from gpunb.scheduler.tasks import ActorId, TaskId
 
 
 class Began(NamedTuple):

@@ -106,7 +106,7 @@ class RayObjects:
         refs = [self.ref(obj) for obj in objects]
         try:
             if timeout == 0:  # what is there, but on another node, may take a moment
-                ready, _ = ray.wait(_once(refs), num_returns=len(set(refs)), timeout=0)
+                ready = self._ready(refs, len(set(refs)))
                 if len(ready) < len(set(refs)) and not self._failed_one(refs):
                     raise rays.GetTimeoutError
                 values = ray.get(refs)
@@ -118,9 +118,14 @@ class RayObjects:
             return [self._failure(objects, refs, error)]
         return [self._outcome(value) for value in values]
 
+    def _ready(self, refs: Sequence[Any], count: int) -> list[Any]:
+        """The refs whose values are there now, on any node; at most so many."""
+        ready: list[Any]
+        ready, _ = ray.wait(_once(refs), num_returns=count, timeout=0, fetch_local=False)
+        return ready
+
     def _failed_one(self, refs: Sequence[Any]) -> bool:
-        ready, _ = ray.wait(_once(refs), num_returns=1, timeout=0)
-        for ref in ready:
+        for ref in self._ready(refs, 1):
             try:
                 ray.get(ref)
             except (rays.RayError, failures.Failed):
@@ -140,7 +145,7 @@ class RayObjects:
         """The outcome for an error of one of these objects."""
         place = 0
         if len(refs) > 1:
-            ready, _ = ray.wait(_once(refs), num_returns=len(set(refs)), timeout=0)
+            ready = self._ready(refs, len(set(refs)))
             for place, ref in enumerate(refs):  # noqa: B007 - the place is what is looked for
                 if ref in ready and (raised := _raised(ref)) is not None:
                     error = raised

@@ -96,6 +96,21 @@ def test_objects_and_references_go_between_nodes() -> None:
     assert gpunb.get(used.remote(refs, refs[0]), timeout=WITHIN) == 2 * total + 100_000
 
 
+def test_what_is_ready_on_another_node_is_there_at_once() -> None:
+    import ray
+
+    assert ray.get_runtime_context().get_node_id() != named("second")
+
+    @gpunb.remote(resources={"second": 0.1})
+    def zeros() -> bytes:
+        return bytes(20_000_000)
+
+    for _ in range(5):
+        ref = zeros.remote()
+        assert gpunb.wait([ref], timeout=WITHIN)[0] == [ref]
+        assert len(gpunb.get(ref, timeout=0)) == 20_000_000
+
+
 def test_the_status_has_the_devices_of_all_nodes(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
 

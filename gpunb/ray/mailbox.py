@@ -21,6 +21,8 @@ from typing import Any
 
 import ray
 
+from gpunb.ray import messages  # noqa: F401 - the process of the mailbox unpickles them
+
 GATHER = 0.01
 """Seconds for which a worker gathers messages before it sends them."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.sessions import ROOT
 
 NOTEBOOK = """
@@ -62,3 +64,22 @@ library_state.LibraryWatch({}, {})
 gc.collect()
 assert first() is None
 """)
+
+
+@pytest.mark.parametrize("generator", ["MT19937", "PCG64", "Philox"])
+def test_random_numbers_of_numpy_go_on_in_the_cell(generator: str) -> None:
+    """Also in the middle of a pair of normal ones, with each generator that numpy may have."""
+    start = (
+        "import numpy as np\nfrom gpunb.worker import library_state\n"
+        f"np.random.set_bit_generator(np.random.{generator}(5))\n"
+    )
+    notebook = (
+        "np.random.randn()\nprint(library_state.taken(random=True)['numpy.random'].hex())\n"
+        "print(np.random.randn(3).tolist(), np.random.rand())"
+    )
+    state, numbers = run(start + notebook).splitlines()
+    cell = (
+        f"library_state.LibraryWatch({{'numpy.random': bytes.fromhex('{state}')}}, vars())\n"
+        "print(np.random.randn(3).tolist(), np.random.rand())"
+    )
+    assert run(start + "np.random.rand(9)\n" + cell).strip() == numbers

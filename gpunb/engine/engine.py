@@ -118,7 +118,6 @@ class Engine(EngineState):
             while self._events:
                 event = self._events.popleft()
                 now = time.monotonic()
-                self.history.append((event, now))
                 try:
                     decisions = self.scheduler.handle(event, now)
                 except Exception as error:

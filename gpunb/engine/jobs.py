@@ -18,7 +18,7 @@ from gpunb.scheduler.resources import Shares, Within
 from gpunb.scheduler.tasks import ActorId, TaskId, WorkerId
 
 HISTORY = 10_000
-"""Tasks remembered after their end, and events for a look back."""
+"""Tasks remembered after their end."""
 
 
 class Wait(NamedTuple):

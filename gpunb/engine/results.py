@@ -239,7 +239,7 @@ class Results:
         past = engine.past[job.id] = past_of(job, state, peak)
         self._timeline.settled(past)
         if len(engine.past) > HISTORY:
-            del engine.past[next(iter(engine.past))]
+            engine.past.popitem(last=False)
         for obj, each in zip(job.results, outcomes, strict=False):
             engine.store.settle(obj, each)
         if kind == "ranks" and failure is not None:  # its process may have ended before the ranks

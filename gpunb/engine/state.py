@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from gpunb.engine.actors import ActorTable
 from gpunb.engine.faults import Faults, Outlets
 from gpunb.engine.job_groups import JobGroups
-from gpunb.engine.jobs import HISTORY, Job, Past
+from gpunb.engine.jobs import Job, Past
 from gpunb.engine.object_store import Store
 from gpunb.engine.peak_history import PeakHistory
 from gpunb.protocol.backend import ObjectId
@@ -33,7 +33,6 @@ class EngineState(ABC):
         past: the last tasks that are over.
         peaks: the device memory that earlier runs took.
         groups: the tasks that belong together.
-        history: the last events, each with its time on the clock of `time.monotonic`.
         by_worker: the tasks that each worker runs, the newest last.
         source: where worker processes come from; None until the engine is open.
     """
@@ -46,11 +45,10 @@ class EngineState(ABC):
         self.store = store
         self.peaks = PeakHistory()
         self.jobs: dict[TaskId, Job] = {}
-        self.past: dict[TaskId, Past] = {}
+        self.past: OrderedDict[TaskId, Past] = OrderedDict()
         self.by_worker: dict[WorkerId, list[TaskId]] = {}
         self.actors = ActorTable()
         self.groups = JobGroups(self.jobs, self.actors)
-        self.history: deque[tuple[ev.Event, float]] = deque(maxlen=HISTORY)
         self.faults = Faults()
         self.outlets = Outlets(self.faults)
         self.source: ForkSource | SpawnSource | None = None

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from gpunb.scheduler.resources import UNIT, Demand
+from gpunb.scheduler.resources import Demand
 from gpunb.scheduler.state import Task
 
 Key: TypeAlias = tuple[Demand, int, int]
@@ -30,7 +30,7 @@ class Line:
         cpus: CPUs of the machine that a task needs; none in a bundle, which has its own.
         order: the `rank` of the first task.
         ages_at: time from which the first task has waited long.
-        least: as in the `Fit` of the demand; with `whole` it is on wholly free devices.
+        least: as in the `Fit` of the demand.
     """
 
     __slots__ = (
@@ -47,13 +47,12 @@ class Line:
         "priority",
         "stuck",
         "tasks",
-        "whole",
     )
 
     def __init__(self, key: Key, least: int, patience: float) -> None:
         self.demand, self.depth, self.priority = key
         self.cpus = self.demand.cpus if self.demand.within is None else 0
-        self.set_least(least)
+        self.least = least
         self.tasks: deque[Task] = deque()
         self.count = 0
         self.stuck = False
@@ -62,9 +61,6 @@ class Line:
         self.held = False
         self.held_since = math.inf
         self.patience = patience
-
-    def set_least(self, least: int) -> None:
-        self.least, self.whole = least, least >= UNIT
 
     def __iter__(self) -> Iterator[Task]:
         return (task for task in self.tasks if self.has(task))

@@ -32,7 +32,7 @@ class Peers:
     _workers: Workers
     report: ev.PeersChanged = field(default_factory=ev.PeersChanged)
     held: dict[int, ev.PeerShare] = field(default_factory=dict)
-    _claimed: ev.Claim | None = None
+    claimed: ev.Claim | None = None
 
     def update(self, report: ev.PeersChanged, now: float) -> None:
         """Take over a report about the other sessions."""
@@ -57,12 +57,11 @@ class Peers:
             self._state.obtainable.shift(at, sign * each.lasting)
 
     def update_claim(self) -> None:
-        """Decide a `Claim` if the shares that this session waits for have changed."""
-        if not self.held and self._claimed is None:
-            return
+        """After each event while there are other sessions, or while they are `claimed` from: decide
+        a `Claim` if the shares that this session waits for have changed."""
         claim = self._claim() if self.held else None
-        if claim != self._claimed:
-            self._claimed = claim
+        if claim != self.claimed:
+            self.claimed = claim
             self._state.decisions.append(claim or ev.Claim(None))
 
     def _claim(self) -> ev.Claim | None:

@@ -71,7 +71,7 @@ class Capacity:
         self.shares = [UNIT] * len(self._keys)
         self.cpus, self.resources = machine.cpus, dict(machine.resources)
         self.budget = self._most
-        self.rooms: dict[frozenset[int], tuple[int, int]] = {}
+        self.rooms: dict[frozenset[int], int] = {}
         self.moves = 0
         self.shunned: frozenset[int] = frozenset()
         self.groups: dict[int, tuple[Capacity, ...]] = {}
@@ -215,10 +215,11 @@ class Capacity:
         """A quick check before `place`: True only if a demand of this size does not fit now."""
         if cpus and cpus > self.cpus:
             return True
-        return least > self.room(avoid)[least >= UNIT] if least else False
+        return least > 0 and least > self.room(avoid)
 
-    def room(self, avoid: frozenset[int]) -> tuple[int, int]:
-        """The largest free share, and the units on wholly free devices, beside some devices."""
+    def room(self, avoid: frozenset[int]) -> int:
+        """What `Fit.least` must not exceed, beside some devices: the units on all wholly free ones
+        or, if there is none, the largest free share."""
         room = self.rooms.get(avoid)
         if room is None:
             shares = self.shares
@@ -226,8 +227,8 @@ class Capacity:
                 shares = shares.copy()
                 for at in (*avoid, *self.lost):
                     shares[at] = 0
-            largest = max(shares) if shares else 0
-            room = self.rooms[avoid] = max(largest, 0), shares.count(UNIT) * UNIT
+            whole = shares.count(UNIT)
+            room = self.rooms[avoid] = whole * UNIT or max((0, *shares))
         return room
 
     def place(

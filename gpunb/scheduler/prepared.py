@@ -23,7 +23,10 @@ TRIES = 3
 
 
 class Prepared:
-    """Starts prepared workers on the devices that the policy names."""
+    """Starts prepared workers on the devices that the policy names.
+
+    `places` has the key, the position and the room for a context of each of these devices.
+    """
 
     def __init__(self, state: State, queue: Queue, workers: Workers) -> None:
         self._state = state
@@ -32,7 +35,7 @@ class Prepared:
         self._failures: dict[str, int] = {}
         self._refused: set[str] = set()
         devices = state.machine.devices
-        self._places = [
+        self.places = [
             (each.key, at, room(each))
             for at, each in enumerate(devices)
             if each.key in state.policy.prepare
@@ -42,9 +45,9 @@ class Prepared:
         """After each event: start a prepared worker on each device that has room for one. While
         tasks wait, the room is theirs."""
         state, capacity = self._state, self._state.capacity
-        if not self._places or self._queue.lines:
+        if self._queue.lines:
             return
-        for key, at, units in self._places:
+        for key, at, units in self.places:
             if (
                 key in self._workers.prepared
                 or key in state.wanted
@@ -69,7 +72,7 @@ class Prepared:
 
     def pause(self) -> None:
         """Start none on any device until `resume`, because the devices are needed."""
-        self._refused.update(key for key, _, _ in self._places)
+        self._refused.update(key for key, _, _ in self.places)
 
     def resume(self) -> None:
         """Try all devices again, because other sessions hold others than before."""

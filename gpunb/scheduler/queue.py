@@ -98,10 +98,10 @@ class Queue:
         self._join(task, front=front)
 
     def _join(self, task: Task, *, front: bool) -> None:
-        line = self.line_of(task)
+        line = self.lines.get(key := key_of(task))
         if line is None:
             least = self._capacity.fit(task.spec.demand).least
-            line = self.lines[key_of(task)] = Line(key_of(task), least, self._age)
+            line = self.lines[key] = Line(key, least, self._age)
             self._changed.append(line)
         line.count += 1
         tasks = line.tasks
@@ -204,25 +204,29 @@ class Queue:
         """Leave out lines that stay stuck: too large for the free room, and without a reservation
         now, because they are too young or another line has one."""
         reservation, capacity = self.reservation, self._capacity
-        first, turn, free = None, (math.inf, 0), capacity.room(NO_DEVICES)
-        beside, may_begin = free, (False, False)
-        if reservation is not None:
-            first, turn = reservation.line, reservation.line.order
-            beside = capacity.room(reservation.reserved.devices)
-        else:
-            may_begin = self.costs.cpus.may_begin, self.costs.devices.may_begin
+        free = capacity.room(NO_DEVICES)
         cpus = max(0, capacity.cpus)  # below 0 if tasks go on that had lent their CPUs
+        if reservation is None:
+            may_begin = self.costs.cpus.may_begin, self.costs.devices.may_begin
+            return [
+                line
+                for line in lines
+                if (line.least <= free and line.cpus <= cpus)
+                or not line.stuck
+                or (now >= line.ages_at and may_begin[line.least > 0])
+            ]
+        first, turn = reservation.line, reservation.line.order
+        beside = capacity.room(reservation.reserved.devices)
         return [
             line
             for line in lines
             if (
-                line.least <= free[line.whole]
+                line.least <= free
                 and line.cpus <= cpus
-                and (line.least <= beside[line.whole] or line.order < turn)
+                and (line.least <= beside or line.order < turn)
             )
             or not line.stuck
             or line is first
-            or (now >= line.ages_at and may_begin[line.least > 0])
         ]
 
     def mark_tried(self, line: Line, now: float) -> None:
@@ -294,7 +298,7 @@ class Queue:
     def refit(self) -> None:
         """Compute again how much each line needs, after a device was lost."""
         for line in self.lines.values():
-            line.set_least(self._capacity.fit(line.demand).least)
+            line.least = self._capacity.fit(line.demand).least
         self.drop_reservation()
 
     def drop_reservation(self) -> None:

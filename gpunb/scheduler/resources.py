@@ -115,8 +115,14 @@ class Within:
         return group if self.bundle < 0 else f"bundle {self.bundle} of {group}"
 
 
+class _Hashed:
+    """Room for a hash beside the fields of a dataclass, so that it is neither compared nor sent."""
+
+    __slots__ = ("_hash",)
+
+
 @dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(_Hashed):
     """The resources that one task asks for. Equal demands wait in one line.
 
     Attributes:
@@ -145,6 +151,17 @@ class Demand:
             raise ValueError(f"{self!r} asks for less than nothing")
         if self.gpus > UNIT and self.gpus % UNIT:
             raise ValueError(f"{self.gpus / UNIT:g} GPUs are neither whole ones nor a part of one")
+
+    def __hash__(self) -> int:
+        """Without the fields that seldom differ, and computed once: each task looks its demand up
+        several times. The hash of a text is another one in each process, so it does not travel."""
+        try:
+            return self._hash  # type: ignore[attr-defined, no-any-return]
+        except AttributeError:
+            group = self.within and self.within.group
+            found = hash((self.gpus, self.gpu_memory, self.cpus, self.resources, self.types, group))
+            object.__setattr__(self, "_hash", found)
+            return found
 
     @property
     def wants_device(self) -> bool:

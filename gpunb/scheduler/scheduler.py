@@ -97,9 +97,12 @@ class Scheduler:
         self.queue.settle(now)
         if self.loans.kept or self.timers.loan_check is not None:
             self.loans.update_clock(now)
-        self.prepared.start_missing(now)
-        self.deadlocks.update_timer(now)
-        self.peers.update_claim()
+        if self.prepared.places:
+            self.prepared.start_missing(now)
+        if self.state.waiters or self.timers.deadlock_check is not None:
+            self.deadlocks.update_timer(now)
+        if self.peers.held or self.peers.claimed:
+            self.peers.update_claim()
         wake = self.timers.next_wake()
         if wake is not None:
             decisions.append(ev.WakeAt(wake))
@@ -137,6 +140,8 @@ class Scheduler:
         for task in lost:
             self.workers.unassign(task, worker)
         self.workers.remove(worker)
+        if not lost and worker.actor is None:
+            return
         crash = worker.forced_end or Crashed(event.reason, event.out_of_memory)
         if worker.actor is not None:
             self.actors.process_exited(worker, crash, now)

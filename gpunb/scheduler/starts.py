@@ -32,7 +32,7 @@ class Starts:
         """After each event: start the queued tasks for which there is room."""
         queue, idle = self._queue, self._workers.idle
         while lines := queue.take_changed(now):
-            if not idle.warm:
+            if len(lines) > _FEW_LINES and not idle.warm:
                 lines = queue.that_may_fit(lines, now)
             lines.sort(key=in_turn, reverse=True)  # the longest waiting one last
             while lines:

@@ -127,10 +127,13 @@ class Task:
 
     def outcome(self, report: Report | Crashed) -> Outcome:
         """The outcome of the task if this attempt was the last."""
-        # As in Ray: a task that catches its interrupt and returns a value has this value.
-        caught = isinstance(report, Succeeded) and not report.cell and self.actor is None
-        if self.stop == "kill" or (self.stop == "cancel" and not caught):
+        if self.stop == "kill":
             return Cancelled()
+        if self.stop == "cancel":
+            # As in Ray: a task that catches its interrupt and returns a value has this value.
+            caught = isinstance(report, Succeeded) and not report.cell and self.actor is None
+            if not caught:
+                return Cancelled()
         if self.stop == "timeout" and not isinstance(report, Succeeded):
             return TimedOut(self.spec.timeout or 0.0)
         if isinstance(report, Interrupted):

@@ -70,7 +70,8 @@ class TaskLife:
                 if parent.disowned and not cleanup:
                     self.settle(task, Cancelled())
                     return False
-        if not task.is_call:
+        is_call = task.is_call
+        if not is_call:
             if task.spec.demand.within is not None and (end := self.actors.end_of_group(task)):
                 self.settle(task, end)
                 return False
@@ -78,14 +79,16 @@ class TaskLife:
             if reason:
                 self.settle(task, Refused(reason))
                 return False
-        unfinished = {need for need in needs if need != task.id and self._state.is_unfinished(need)}
+        unfinished = needs and {
+            need for need in needs if need != task.id and self._state.is_unfinished(need)
+        }
         if unfinished:
             task.needs = unfinished
             for need in unfinished:
                 self.dependents.setdefault(need, []).append(task.id)
             if task.depth:
                 self._loans.deepen(unfinished, task.depth)
-        elif not task.is_call:
+        elif not is_call:
             self._queue.enter(task)
         return True
 

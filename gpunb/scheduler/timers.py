@@ -93,6 +93,9 @@ class Timers:
     def matters(self, timer: Timer) -> bool:
         """Whether the target of a timer is still there."""
         due, kind, ident, attempt = timer
+        if kind == "exit":
+            worker = self._state.workers.get(ident)
+            return worker is not None and worker.state == "leaving"
         if kind == "idle":
             return True
         if kind == "stuck":
@@ -105,9 +108,6 @@ class Timers:
             actor, limit = self._state.actors.get(ident), self._state.policy.park_after or 0.0
             idle = actor is not None and actor.state == "alive" and not actor.running
             return actor is not None and idle and due >= actor.idle_since + limit
-        if kind == "exit":
-            worker = self._state.workers.get(ident)
-            return worker is not None and worker.state == "leaving"
         task = self._state.tasks.get(ident)
         if task is None or task.attempt != attempt:
             return False

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import gpunb
+from gpunb.engine.engine import Engine
 from gpunb.protocol import backend
 from gpunb.scheduler import events as ev
 from tests.waiting import PATIENCE
@@ -50,14 +51,25 @@ def _put_and_get(refs: list[Any]) -> None:
     ],
 )
 def test_every_wait_names_its_tasks(
-    start: Start, wait: Callable[[list[Any]], None], count: int, sure: bool
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    wait: Callable[[list[Any]], None],
+    count: int,
+    sure: bool,
 ) -> None:
     """The only CPU is not free before the wait, so no task is over by then."""
     start(num_cpus=1)
+    engine: Engine = backend.current().engine  # type: ignore[attr-defined]
+    events: list[ev.Event] = []
+    handle = engine.scheduler.handle
+
+    def noted(event: ev.Event, now: float) -> list[ev.Decision]:
+        events.append(event)
+        return handle(event, now)
+
+    monkeypatch.setattr(engine.scheduler, "handle", noted)
     inner = gpunb.remote(lambda: None)
     gpunb.get(gpunb.remote(lambda: wait([inner.remote(), inner.remote()])).remote())
-    history = backend.current().engine.history  # type: ignore[attr-defined]
-    events = [event for event, _ in history]
     inners = {each.task for each in events if isinstance(each, ev.Submitted) and each.parent}
     waits = [each for each in events if isinstance(each, ev.Blocked)]
     assert len(inners) == 2

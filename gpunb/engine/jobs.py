@@ -125,7 +125,7 @@ class Job:
     reported: tuple[int, list[Outcome]] | None = None
     stdout: Pipe | None = None
     stderr: Pipe | None = None
-    waits: list[Wait] = field(default_factory=list)
+    waits: tuple[Wait, ...] = ()
     ranks: tuple[TaskId, ...] = ()
     rank: int | None = None
     group: ActorId | None = None

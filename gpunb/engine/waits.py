@@ -53,7 +53,7 @@ class Waits:
         """Note that a task began to wait; with several threads it may wait for more."""
         job = self._job(asker)
         if job is not None:
-            job.waits.append(wait)
+            job.waits = (*job.waits, wait)
             self._feed(job, wait)
 
     def remove(self, asker: Asker, wait: Wait) -> None:
@@ -62,7 +62,8 @@ class Waits:
         if job is None or wait not in job.waits:
             return
         before = job.waits_for()
-        job.waits.remove(wait)
+        at = job.waits.index(wait)
+        job.waits = job.waits[:at] + job.waits[at + 1 :]
         if not job.waits:
             self._engine.feed(ev.Unblocked(job.id, job.attempt))
         elif job.waits_for() != before:

@@ -12,6 +12,9 @@ _SET_PDEATHSIG = 1
 _SET_NAME = 15
 _SET_CHILD_SUBREAPER = 36
 
+_FEW, _MANY = 1 << 12, 1 << 20
+"""Bytes of a list of children: as nearly always, and at most."""
+
 LINUX = sys.platform.startswith("linux")
 _libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
 
@@ -45,7 +48,12 @@ def children() -> list[int] | None:
     except OSError:
         return None
     try:
-        return [int(pid) for pid in os.read(descriptor, 1 << 20).split()]
+        # The system maps a large buffer anew for each read.
+        listed = os.read(descriptor, _FEW)
+        if len(listed) > _FEW - 16:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            listed = os.read(descriptor, _MANY)
+        return [int(pid) for pid in listed.split()]
     finally:
         os.close(descriptor)
 

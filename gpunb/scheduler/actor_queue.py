@@ -53,19 +53,26 @@ class Calls(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._tasks.values())
 
-    def add(self, task: T, *, front: bool = False) -> None:
-        """Let the call wait behind those of its caller, or before them all."""
+    def add(self, task: T, *, front: bool = False) -> bool:
+        """Let the call wait behind those of its caller, or before them all. Whether it may start
+        at once."""
         self._tasks[task.id] = task
-        line = self._lines.setdefault(self._line(task), OrderedDict())
+        key = self._line(task)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = OrderedDict()
         line[task.id] = None
         if front:
             line.move_to_end(task.id, last=False)
-        self.ready(task)
+        return self.ready(task)
 
-    def ready(self, task: T) -> None:
-        """The call has its inputs now."""
-        if self._can_start(task):
-            heapq.heappush(self._heads[self.group(task)], (task.order, task.id))
+    def ready(self, task: T) -> bool:
+        """The call has its inputs now. Whether it may start at once."""
+        if not self._can_start(task):
+            return False
+        group = self.group(task)
+        heapq.heappush(self._heads[group], (task.order, task.id))
+        return self._free[group] > 0
 
     def next(self) -> T | None:
         """Take out the call that starts next, and give it a turn of its group: of those that can

@@ -71,8 +71,7 @@ class Actors:
             self._life.settle(task, end or ActorDied(event.actor, "it has ended"))
         elif actor.restarting and not task.may_retry:
             self._life.settle(task, ActorUnavailable(actor.id, actor.reason))
-        else:
-            actor.calls.add(task)
+        elif actor.calls.add(task):
             self._changed.add(actor.id)
 
     def handle(

@@ -22,9 +22,9 @@ _SHOWN = 2
 class Peers:
     """The other sessions, as the last report describes them.
 
-    `held` maps positions of devices to the shares of other sessions. The part of a share that
-    actors hold is not obtainable. The rest is, like the shares of our own tasks: it is free when
-    tasks end.
+    `held` maps positions of devices to the shares of other sessions, and `claimed` is the last
+    claim to some of them, None if there is none. The part of a share that actors hold is not
+    obtainable. The rest is, like the shares of our own tasks: it is free when tasks end.
     """
 
     _state: State
@@ -57,8 +57,8 @@ class Peers:
             self._state.obtainable.shift(at, sign * each.lasting)
 
     def update_claim(self) -> None:
-        """After each event while there are other sessions, or while they are `claimed` from: decide
-        a `Claim` if the shares that this session waits for have changed."""
+        """After each event, while other sessions hold shares or this one has claimed some: decide a
+        `Claim` if the shares that this session waits for have changed."""
         claim = self._claim() if self.held else None
         if claim != self.claimed:
             self.claimed = claim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from tests import sessions
 from tests.browser.jupyter import Jupyter, Page
 from tests.browser.sidebar import Sidebar, badge, toast
-from tests.waiting import Gate
+from tests.waiting import Gate, eventually
 
 pytestmark = pytest.mark.usefixtures("labextension")
 
@@ -475,12 +476,15 @@ def test_times_are_the_kernels_in_a_page_whose_clock_is_wrong(
         (session,) = page.jupyter.ask("gpunb/api/machine")["sessions"].values()
         return float(session["running"][0]["seconds"])
 
-    for time in times:
-        time.filter(has_text=" s").wait_for()
+    def fits(time: Any) -> bool:
+        """Whole seconds, drawn once a second; on a busy machine later, so it is looked at again."""
         before = seconds()
         shown = int(time.inner_text().removesuffix(" s"))
-        # whole seconds, drawn once a second
-        assert before - 2 <= shown <= seconds() + 1, time
+        return before - 2 <= shown <= seconds() + 1
+
+    for time in times:
+        time.filter(has_text=" s").wait_for()
+        eventually(functools.partial(fits, time), str(time))
 
 
 def test_badges_can_be_switched_off(visit: Callable[..., Page], gate: Gate) -> None:

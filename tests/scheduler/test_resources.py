@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +21,7 @@ from gpunb.scheduler.resources import (
     UNIT,
     Demand,
     Machine,
+    Within,
     amount,
     merged,
     parse_amount,
@@ -25,6 +32,7 @@ from gpunb.scheduler.resources import (
     size_text,
 )
 from tests.scheduler.world import GiB, gpu
+from tests.sessions import ROOT
 
 
 @pytest.mark.parametrize(
@@ -249,6 +257,44 @@ def test_sizes_for_people(size: int, text: str) -> None:
 )
 def test_demands_for_people(demand: Demand, text: str) -> None:
     assert str(demand) == text
+
+
+def test_demands_that_differ_in_any_field_are_told_apart() -> None:
+    first = Demand(gpus=1000, types=("A100",))
+    assert {first: "line"}[Demand(gpus=1000, types=("A100",))] == "line"
+    changes: list[dict[str, Any]] = [
+        {"gpus": 2000},
+        {"cpus": 1},
+        {"resources": (("port", 1),)},
+        {"types": ()},
+        {"min_memory": GiB},
+        {"within": Within(7, 0)},
+        {"within": Within(7, 1)},
+        {"devices": ("GPU-1",)},
+    ]
+    assert len({first, *(replace(first, **each) for each in changes)}) == len(changes) + 1
+
+
+FOUND = """
+import pickle, sys
+from gpunb.scheduler.resources import Demand
+demand = pickle.loads(sys.stdin.buffer.read())
+assert demand in {Demand(gpus=1000, types=("A100",))}
+"""
+
+
+def test_a_demand_is_found_in_a_process_that_hashes_otherwise() -> None:
+    demand = Demand(gpus=1000, types=("A100",))
+    hash(demand)
+    for seed in ("1", "2"):
+        subprocess.run(
+            [sys.executable, "-c", FOUND],
+            input=pickle.dumps(demand),
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            check=True,
+            timeout=60,
+        )
 
 
 def test_totals() -> None:

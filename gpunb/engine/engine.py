@@ -215,8 +215,10 @@ class Engine(EngineState):
         if isinstance(self.source, ForkSource) and now is not None:
             path = list(now.path)
             changed, environment = dict(message.changed), dict(now.environment)
+            running = [self.jobs.get(each) for each in self.by_worker.get(process.worker or 0, ())]
+            shell = next((job.call.shell for job in running if job is not None), ("", ""))
             self.source.follow(
-                Imports(message.modules, changed, environment, path, installed(path))
+                Imports(message.modules, changed, environment, path, installed(path), shell)
             )
 
     def on_output(self, process: WorkerProcess, name: str, data: bytes) -> None:

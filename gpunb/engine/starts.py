@@ -19,6 +19,7 @@ from gpunb.processes.worker_process import WorkerProcess
 from gpunb.protocol import messages as msg
 from gpunb.protocol.backend import HandleTo, Outcome
 from gpunb.protocol.verbs import Surroundings
+from gpunb.protocol.zygote import Imports
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.snapshot import devices_of_group
 from gpunb.scheduler.tasks import Succeeded
@@ -92,7 +93,9 @@ class Starts:
         if not run.new:
             return engine.pool.process(run.worker)
         try:
-            process = engine.pool.start(run.worker, bare=self._differs(job))
+            process = engine.pool.start(
+                run.worker, bare=self._differs(job), imports=self._imports(job)
+            )
             engine.pool.expect(cells=job.call.kind == "cell")
             return process
         except OSError as error:
@@ -112,6 +115,15 @@ class Starts:
         return bool(job.call.spec.environment) or not followed.fits(
             now.environment, now.path, installed(now.path)
         )
+
+    def _imports(self, job: Job) -> Imports | None:
+        """Return what the job needs at its begin and its worker may have from the preload."""
+        if not job.call.imports or job.call.spec.environment:
+            return None
+        now = self._surroundings(job)
+        path = list(now.path)
+        environment, call = dict(now.environment), job.call
+        return Imports(call.imports, {}, environment, path, installed(path), call.shell)
 
     def _note_start(self, run: ev.Run, job: Job, process: WorkerProcess | None) -> None:
         """Note in the record of the job which worker has it now."""

@@ -21,6 +21,7 @@ from gpunb.data.serialize.pickler import global_names
 from gpunb.data.serialize.reuse import Reuse
 from gpunb.engine.object_budget import total_memory
 from gpunb.notebook import auto_magic
+from gpunb.notebook.leading_imports import modules_of_results, needed_modules
 from gpunb.notebook.name_analysis import CellNames, analyse
 from gpunb.notebook.rank_output import Folds
 from gpunb.notebook.sessions import CellSession
@@ -146,6 +147,7 @@ def pack_cell(
     if late:
         since = Since(space, space if binds is None else binds | objects.keys(), objects)
     sent = frozenset(contents.values)
+    body = compile(code.python, "cell", "exec", _PARSE_ONLY).body
     return payload, Shipment(
         objects,
         sent,
@@ -155,6 +157,8 @@ def pack_cell(
         code.python,
         detached=serialize.with_graph(contents.values) if met.graphs else (),
         losses=_losses(contents.values) if request.check else None,
+        needs=needed_modules(body, objects.values()),
+        brings=_brought(body, objects) if request.outputs is None else (),
     )
 
 
@@ -386,6 +390,15 @@ def _calls_magics(transformed: str) -> bool:
         isinstance(node, ast.Name) and node.id == "get_ipython"
         for node in ast.walk(compile(transformed, "cell", "exec", _PARSE_ONLY))
     )
+
+
+def _brought(body: Sequence[ast.stmt], objects: Mapping[str, Any]) -> tuple[str, ...]:
+    modules = {
+        name: object.__getattribute__(each, "__name__")
+        for name, each in objects.items()
+        if issubclass(type(each), types.ModuleType)
+    }
+    return modules_of_results(body, modules)
 
 
 def _awaits(transformed: str) -> bool:

@@ -92,7 +92,17 @@ def hand_in(
         else:
             actor = session.actor
             spec = MethodOptions(timeout=request.options.timeout).spec(name, "cell", 0)
-        call = Call(spec, b"", arguments, kind="cell", sink=sink, actor=actor)
+        kind = type(shell.ip)
+        call = Call(
+            spec,
+            b"",
+            arguments,
+            kind="cell",
+            sink=sink,
+            actor=actor,
+            imports=shipment.needs,
+            shell=(kind.__module__, kind.__name__),
+        )
         if request.ranks is not None:
             call = coordinated(call, request.ranks)
         current = backend.current()

@@ -14,6 +14,7 @@ from gpunb.engine.job_log import Item
 from gpunb.notebook.bind import Home
 from gpunb.notebook.capture import CellRequest
 from gpunb.notebook.cell import HandedIn, conclude, hand_in
+from gpunb.notebook.leading_imports import import_here
 from gpunb.notebook.output import DONE, Answer, Foreground, relay
 from gpunb.notebook.shell import NotebookShell
 from gpunb.notebook.widgets import blocking
@@ -56,6 +57,8 @@ def bring(
         try:
             if on_begin is not None:
                 on_begin(handed, sink)
+            # Here no Stop can interrupt an import: it waits in the sink.
+            import_here(handed.shipment.brings)
             interrupted = _follow(handed, sink, user)
             outcome = current.fetch([handed.obj], 0)[0]
         except BaseException:  # the cell must not go on if no code waits for it

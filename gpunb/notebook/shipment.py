@@ -56,6 +56,8 @@ class Shipment:
         python: the cell as IPython has transformed it.
         detached: names of values with tensors whose graph stays in the notebook.
         losses: what the values lose on the way, if the user has asked for it.
+        needs: modules of installed packages that the worker needs when the cell begins.
+        brings: modules that the notebook needs when the cell is over.
     """
 
     objects: Mapping[str, Any]
@@ -66,3 +68,5 @@ class Shipment:
     python: str = ""
     detached: tuple[str, ...] = ()
     losses: list[Loss] | None = None
+    needs: tuple[str, ...] = ()
+    brings: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from gpunb.processes.receiver import MessageListener, Receiver
 from gpunb.processes.worker_process import WorkerProcess
 from gpunb.protocol import messages as msg
 from gpunb.protocol.channel import Channel, encode_trusted
+from gpunb.protocol.zygote import Imports
 from gpunb.scheduler.tasks import WorkerId
 from gpunb.system import limits
 from gpunb.system.loop import Loop
@@ -46,11 +47,21 @@ class Source(Protocol):
     def notes(self) -> list[str]:
         """Texts on problems of the source."""
 
+    def import_first(self, imports: Imports) -> bool:
+        """Preload what a task needs, unless new workers have it. Return whether the worker of the
+        task should `wait` for that."""
+
     def start(
-        self, process: WorkerProcess, descriptors: Sequence[int], *, bare: bool = False
+        self,
+        process: WorkerProcess,
+        descriptors: Sequence[int],
+        *,
+        bare: bool = False,
+        wait: bool = False,
     ) -> None:
         """Start a process with these descriptors, which the source has to close. A `bare` one has
-        no modules that other tasks have imported."""
+        no modules that other tasks have imported. One that should `wait` starts when the modules of
+        the last `import_first` are preloaded."""
 
     def held_up(self, process: WorkerProcess) -> str | None:
         """Return why a process has not started, or gets no signal; None if nothing is known."""
@@ -90,9 +101,17 @@ class WorkerPool:
 
     # ------------------------------------------------------------------------------------ workers
 
-    def start(self, worker: WorkerId, *, bare: bool = False) -> WorkerProcess:
-        """Turn a standby, or else a new process, into this worker; `bare` as in `Source.start`."""
-        process = self._start(bare=True) if bare else self._take()
+    def start(
+        self, worker: WorkerId, *, bare: bool = False, imports: Imports | None = None
+    ) -> WorkerProcess:
+        """Turn a standby, or else a new process, into this worker. The process has the modules that
+        the task needs, `imports`, if they can be preloaded; else it is `bare` as in
+        `Source.start`."""
+        source = self._source
+        if imports is not None and source is not None and source.import_first(imports):
+            process = self._start(wait=True)
+        else:
+            process = self._start(bare=True) if bare else self._take()
         process.worker = worker
         self._workers[worker] = process
         self._refill_soon()
@@ -216,7 +235,7 @@ class WorkerPool:
         except OSError:  # such as too many open files: the tasks that need a process report it
             self._loop.after(_RETRY, self._refill)
 
-    def _start(self, *, bare: bool = False) -> WorkerProcess:
+    def _start(self, *, bare: bool = False, wait: bool = False) -> WorkerProcess:
         """Let the source start a process.
 
         Raises:
@@ -228,7 +247,7 @@ class WorkerPool:
         except OSError as error:
             raise OSError(error.errno, limits.explain(error)) from error
         self._all[process.token] = process
-        self._source.start(process, theirs, bare=bare)
+        self._source.start(process, theirs, bare=bare, wait=wait)
         return process
 
     def _make(self) -> tuple[WorkerProcess, list[int]]:

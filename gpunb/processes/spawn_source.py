@@ -12,6 +12,7 @@ from typing import Any
 from gpunb.processes import launcher
 from gpunb.processes.pool import WorkerPool
 from gpunb.processes.worker_process import WorkerProcess
+from gpunb.protocol.zygote import Imports
 from gpunb.system import limits, linux, process_control
 from gpunb.system.loop import Loop
 from gpunb.worker import main
@@ -49,8 +50,16 @@ class SpawnSource:
         """Return why a process has not started; None if nothing is known."""
         return self._trouble if any(each is process for each, _ in self._delayed) else None
 
+    def import_first(self, _: Imports) -> bool:
+        return False
+
     def start(
-        self, process: WorkerProcess, descriptors: Sequence[int], *, bare: bool = False
+        self,
+        process: WorkerProcess,
+        descriptors: Sequence[int],
+        *,
+        bare: bool = False,
+        wait: bool = False,
     ) -> None:
         process.origin = self
         process.environment = dict(os.environ)

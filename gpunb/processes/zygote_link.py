@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import time
 from collections import deque
@@ -92,6 +93,14 @@ class Link:
         seconds = time.monotonic() - self._since
         patience = PATIENCE if self._answered else _BOOT
         return seconds if seconds > patience and self._pinged else None
+
+    def is_gone(self) -> bool:
+        """Return whether the zygote has ended, of which `on_end` may not have been told yet."""
+        if self._closed or self._sock is None:
+            return self._closed
+        poll = select.poll()
+        poll.register(self._sock, 0)
+        return bool(poll.poll(0))  # even if answers wait to be read, the system reports a hang-up
 
     def close(self) -> None:
         """Stop sending and receiving."""
@@ -204,9 +213,15 @@ def _is_answer(answer: Any) -> bool:
         case ("failed" | "delayed", token, str()):
             return _is_token(token)
         case ("preloaded", dict(problems), None | str(), str()):
-            texts = [*problems, *(each for each in problems.values() if each is not None)]
-            return all(isinstance(each, str) for each in texts)
+            return _are_texts(problems)
+        case ("loaded", list(names) | tuple(names), dict(changed), str(), str()):
+            return all(isinstance(each, str) for each in names) and _are_texts(changed)
     return False
+
+
+def _are_texts(table: dict[Any, Any]) -> bool:
+    texts = [*table, *(each for each in table.values() if each is not None)]
+    return all(isinstance(each, str) for each in texts)
 
 
 def _is_token(token: Any) -> bool:

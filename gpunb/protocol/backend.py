@@ -73,6 +73,9 @@ class Call:
         actor: the actor that has the method; 0 for a function.
         new: the description of the actor to make.
         held: the objects that the function itself refers to.
+        imports: modules of installed packages that the call needs at its begin.
+        shell: module and name of the class of the notebook's shell, for a cell. Neither these nor
+            the imports travel.
     """
 
     spec: TaskSpec
@@ -86,6 +89,8 @@ class Call:
     actor: ActorId = 0
     new: NewActor | None = None
     held: tuple[ObjectId, ...] = ()
+    imports: tuple[str, ...] = ()
+    shell: tuple[str, str] = ("", "")
 
     def needed(self) -> tuple[ObjectId, ...]:
         """The objects that must exist until the call is over, its placement group among them."""

@@ -70,7 +70,9 @@ def coordinated(call: Call, ranks: Ranks) -> Call:
         InfeasibleRequestError: there is never room for all of them.
     """
     code = code_of(call, ranks)
-    return replace(call, spec=spec_of(call), code=code, returns=1, retry=False, kind=KIND)
+    spec = spec_of(call)
+    call = replace(call, imports=())  # the coordinator needs none
+    return replace(call, spec=spec, code=code, returns=1, retry=False, kind=KIND)
 
 
 def code_of(call: Call, ranks: Ranks) -> bytes:

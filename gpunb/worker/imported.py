@@ -13,8 +13,9 @@ from gpunb.system.module_files import INSTALLED
 LEAST = 30
 """Modules below which their import is too short to matter."""
 
-_NEVER = frozenset({"IPython", "debugpy", "gpunb", "ipykernel", "matplotlib_inline"})
-"""Packages that act on the process that imports them: shells and debuggers."""
+NEVER = frozenset({"IPython", "debugpy", "gpunb", "ipykernel", "matplotlib_inline"})
+"""Packages that are never followed, as they act on the process that imports them: shells and
+debuggers."""
 
 _NONE = 1 << 62
 
@@ -65,5 +66,5 @@ def package_of(name: str) -> str:
     for folder in INSTALLED:
         if folder in path:
             package = path.rpartition(folder)[2].partition(os.sep)[0].partition(".")[0]
-            return "" if package in _NEVER else package
+            return "" if package in NEVER else package
     return ""

@@ -10,10 +10,14 @@ import select
 import signal
 import stat
 import sys
+from collections.abc import Iterator
+from typing import Any
 
+from gpunb.data import files
 from gpunb.protocol.zygote import Imports, Preload
 from gpunb.system import linux, process_control
 from gpunb.worker import main as worker_main
+from gpunb.worker.imported import package_of
 from gpunb.worker.limits import threads
 from gpunb.worker.user_modules import loaded
 
@@ -23,41 +27,90 @@ _LATER = {"torch": "torch._dynamo"}
 """What a library imports only when it is used: PyTorch this for the first optimizer, in seconds."""
 
 _LONGEST = 1000
-"""Characters of the error of a preloaded module; an answer has to fit into one packet."""
+_MODULES_AT_ONCE = 1000
+_MOST_TEXT = 30_000
+"""Characters of the error of a preloaded module, names of modules in one answer, and characters of
+text that imports write: an answer has to fit into one packet."""
 
 
-def carry_out(preload: Preload) -> tuple[dict[str, str | None], str | None, str]:
-    """Import what is named. Returns the problem of each module or None, why this process must not
-    fork workers or None, and the package among the imports of tasks that is the reason."""
+def carry_out(preload: Preload) -> Iterator[tuple[Any, ...]]:
+    """Import what is named, and yield the answers to the kernel."""
     imports = Imports(*preload.imports) if preload.imports is not None else None
-    if imports is not None:
+    if imports is not None and not preload.onto:
         os.environ.clear()
         os.environ.update(imports.environment)
         sys.path[:] = imports.path
+    variables, known = dict(os.environ), set(sys.modules) if imports is not None else set()
     problems: dict[str, str | None] = {}
     refused: tuple[str, str] | None = None
-    with threads.single():
+    with _written() as texts, threads.single():
         for name in preload.modules:
             try:
                 importlib.import_module(name)
                 problems[name] = None
             except BaseException as error:
                 problems[name] = f"{type(error).__name__}: {error}"[:_LONGEST]
-        for name in [later for first, later in _LATER.items() if first in sys.modules]:
-            with contextlib.suppress(Exception):  # other releases need not have it
-                importlib.import_module(name)
         if imports is not None:
-            refused = _follow(imports, preload.most)
+            with _as_notebook(imports.shell):
+                refused = _follow(imports, preload.most)
+        else:
+            for name in [later for first, later in _LATER.items() if first in sys.modules]:
+                with contextlib.suppress(Exception):  # other releases need not have it
+                    importlib.import_module(name)
+    new = [name for name in sys.modules if name not in known]
+    package, unsafe = refused or ("", None)
+    if new and not unsafe:
+        _get_ready(again=preload.onto)
+        unsafe = _unsafe()
+    changed: dict[str, str | None] = {
+        name: value for name, value in os.environ.items() if variables.get(name) != value
+    }
+    changed.update(dict.fromkeys(variables.keys() - os.environ.keys()))
+    yield "loaded", [], changed, *texts
+    modules = [name for name in new if package_of(name)]
+    for start in range(0, len(modules), _MODULES_AT_ONCE):
+        yield "loaded", modules[start : start + _MODULES_AT_ONCE], {}, "", ""
+    yield "preloaded", problems, unsafe, package
+
+
+def _get_ready(*, again: bool) -> None:
+    """Do what every worker would have to do after these imports; `again` if the process that forked
+    this one has done it for its own imports."""
     loaded.edited()  # note the files as the preload has loaded them
     importlib.import_module("gpunb.worker.concurrent_actor")  # it loads asyncio for all actors
     if "IPython" in sys.modules:
         importlib.import_module("gpunb.worker.cell.run")
-        importlib.import_module("gpunb.worker.cell.shell").rehearse()
+        if not again:
+            importlib.import_module("gpunb.worker.cell.shell").rehearse()
         worker_main.rehearse_cell()
     threads.find()
     worker_main.warm_up(worker_main.ADAPTED)  # the last: what is loaded later makes it adapt anew
-    package, unsafe = refused or ("", _unsafe())
-    return problems, unsafe, package
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[list[str]]:
+    """Collect the text that is written to standard output and to standard error. The streams of a
+    zygote lead nowhere."""
+    texts: list[str] = []
+    with contextlib.ExitStack() as undo:
+        collected = [undo.enter_context(open(files.memory_file(), "rb")) for _ in (1, 2)]
+        for number, file in enumerate(collected, 1):
+            kept = os.dup(number)
+            undo.callback(os.close, kept)
+            undo.callback(os.dup2, kept, number)
+            os.dup2(file.fileno(), number)
+        yield texts
+        for stream, file in zip((sys.stdout, sys.stderr), collected, strict=True):
+            with contextlib.suppress(OSError, ValueError):  # an import may have closed it
+                stream.flush()
+            file.seek(0)
+            texts.append(file.read(4 * _MOST_TEXT).decode(errors="replace")[:_MOST_TEXT])
+
+
+def _as_notebook(shell: tuple[str, str]) -> contextlib.AbstractContextManager[Any]:
+    """Let libraries look for a notebook and find it, if cells use them."""
+    cells = sys.modules.get("gpunb.worker.cell.run")
+    return cells.as_notebook(shell) if cells and shell[1] else contextlib.nullcontext()
 
 
 def _follow(imports: Imports, most: int) -> tuple[str, str] | None:

@@ -4,8 +4,8 @@ It is executed and not forked, so it holds nothing of the kernel. It has one thr
 modules that the kernel names, and never computes, because libraries that have computed hang in
 forked children. There are two generations: the first imports nothing and can serve at once. It
 forks a second one, which imports the preload list, so a slow or broken preload delays no task. When
-tasks have imported more, it forks another second one, which imports that too. The second ones end
-with the first, and workers end with the zygote that forked them.
+tasks import more, the second one forks another zygote, which imports that too, and so on. A zygote
+ends with the one that forked it, and workers end with the zygote that forked them.
 `gpunb.protocol.zygote` has the requests and the answers.
 
 A device is free when its worker and all that the worker started are gone:
@@ -37,8 +37,8 @@ from typing import Any, NoReturn
 from gpunb.protocol import plain
 from gpunb.protocol.zygote import SECOND, Preload
 from gpunb.system import limits, linux, process_control
+from gpunb.worker import first_use, preload
 from gpunb.worker import main as worker_main
-from gpunb.worker import preload
 
 DESCRIPTORS = 4
 """A worker's: its channel, standard output, standard error, and the interrupt pipe."""
@@ -152,6 +152,9 @@ class Zygote:
                 self._signal(self._pids[token], number)
             elif number == signal.SIGKILL:
                 self._drop_delayed(token)
+        elif verb == "prepare":
+            first_use.prepare()
+            gc.freeze()
         elif verb == "ping":
             self._reply("pong")
         return True
@@ -306,10 +309,11 @@ def _second_generation(file: int, sock: socket.socket, parent: int) -> NoReturn:
         stream.seek(0)
         wanted = Preload(*plain.loads(stream.read()))
     process_control.set_name("gpunb-preload" if wanted.imports is None else "gpunb-follow")
-    answer = preload.carry_out(wanted)
+    answers = list(preload.carry_out(wanted))
     # From here on the poll loop sees the end of the parent and can clean up after itself.
     process_control.die_with_parent(parent, 0)
     if os.getppid() != parent:
         os._exit(1)
-    sock.send(plain.dumps(("preloaded", *answer)))
+    for each in answers:
+        sock.send(plain.dumps(each))
     _serve(sock, parent)

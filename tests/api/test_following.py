@@ -6,15 +6,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 import gpunb
 from gpunb.api import init_options
 from gpunb.cli.checks import Place, sessions
-from gpunb.exceptions import WorkerCrashedError
-from gpunb.processes import followed
+from gpunb.exceptions import TaskCancelledError, WorkerCrashedError
+from gpunb.processes import followed, fork_source, generation
+from gpunb.protocol import backend
 from tests.sessions import alive, named
 from tests.waiting import PATIENCE, eventually
 
@@ -69,6 +72,26 @@ def follow(start, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         eventually(lambda: gpunb.status()["preload"] is not None)
 
     return begin
+
+
+def needing(modules, *names):
+    """Start `loaded` as a task that needs these modules at its begin."""
+    current = backend.current()
+    submit = current.submit
+    imports = (modules,) if isinstance(modules, str) else modules
+    with patch.object(current, "submit", lambda call: submit(replace(call, imports=imports))):
+        return loaded.remote(*names)
+
+
+def why(ref) -> str:
+    """Why the task of this result has not begun."""
+    return eventually(lambda: backend.current().ask("why", ref.task_id), "it says why")
+
+
+def only_one() -> int:
+    """The only zygote that follows; its children have its name for a moment."""
+    (pid,) = eventually(lambda: len(found := named("gpunb-follow")) == 1 and found)
+    return pid
 
 
 def preloaded(name: str) -> None:
@@ -230,7 +253,8 @@ def test_a_crash_of_a_worker_goes_back_to_plain_ones(follow, install):
     eventually(lambda: not named("gpunb-follow"), "the zygote has ended")
 
 
-def test_a_task_goes_on_while_its_zygote_is_replaced(follow, install, gate):
+def test_a_task_goes_on_while_its_zygote_is_replaced(follow, install, gate, monkeypatch):
+    monkeypatch.setattr(generation, "MOST_ANCESTORS", 0)
     first, second = install("follow_before"), install("follow_after")
     follow()
 
@@ -242,7 +266,7 @@ def test_a_task_goes_on_while_its_zygote_is_replaced(follow, install, gate):
     get(loaded.remote(first))
     preloaded(first)
     held = hold.remote(gate)
-    (before,) = eventually(lambda: len(found := named("gpunb-follow")) == 1 and found)
+    before = only_one()
     gate.await_()
     get(loaded.remote(second))
     preloaded(second)
@@ -253,29 +277,155 @@ def test_a_task_goes_on_while_its_zygote_is_replaced(follow, install, gate):
     eventually(lambda: not alive(before), "the zygote that was replaced ends")
 
 
-def test_a_zygote_that_still_imports_gives_way_to_the_next_one(follow, install, tmp_path):
-    slow = f"""
-import os, time
-while "follow" in open("/proc/self/comm").read() and not os.path.exists("{tmp_path}/go"):
-    time.sleep(0.005)
-"""
-    first, second, third = (
-        install("follow_once"),
-        install("follow_slow", slow),
-        install("follow_last"),
-    )
+def test_the_next_zygote_imports_only_what_is_new(follow, install):
+    first = install("follow_parent", "import os\nVALUE = os.getpid()")
+    second = install("follow_child", "import os\nVALUE = os.getpid()")
     follow()
     get(loaded.remote(first))
     preloaded(first)
-    (before,) = named("gpunb-follow")
+    get(loaded.remote(second))
+    preloaded(second)
+    before, after = get(value.remote(first)), get(value.remote(second))
+    assert before != after
+    assert {before, after} <= set(named("gpunb-follow")), "each has imported one of them"
+
+
+def test_zygotes_that_only_keep_others_alive_are_few(follow, install, monkeypatch):
+    monkeypatch.setattr(generation, "MOST_ANCESTORS", 2)
+    monkeypatch.setattr(followed, "LONGEST_PAUSE", 0.01)
+    names = [install(f"follow_link{each}") for each in range(4)]
+    follow()
+    for name in names:
+        get(loaded.remote(name))
+        preloaded(name)
+    eventually(lambda: len(named("gpunb-follow")) <= 2, "the first ones have ended")
+    assert get(loaded.remote(*names)) == names
+
+
+SLOW = """
+import os, time
+while "follow" in open("/proc/self/comm").read() and not os.path.exists("{}/go"):
+    time.sleep(0.005)
+"""
+
+
+def test_with_its_zygote_one_that_still_imports_is_lost_and_comes_back(follow, install, tmp_path):
+    first, second = install("follow_once"), install("follow_slow", SLOW.format(tmp_path))
+    follow()
+    get(loaded.remote(first))
+    preloaded(first)
+    before = only_one()
     get(loaded.remote(second))
     eventually(lambda: len(named("gpunb-follow")) == 2, "another one imports")
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: get(loaded.remote(first)) == [])
-    get(loaded.remote(third))
+    eventually(lambda: not named("gpunb-follow"), "both are gone")
     (tmp_path / "go").touch()
-    eventually(lambda: get(loaded.remote(first, third)) == [first, third])
-    eventually(lambda: len(named("gpunb-follow")) == 1, "only one is left")
+    eventually(lambda: get(loaded.remote(first, second)) == [first, second])
+    assert not any("no longer" in each for each in gpunb.status()["notes"])
+
+
+def test_a_task_waits_for_the_modules_that_it_needs(follow, install):
+    name = install("follow_needed", "import os\nVALUE = os.getppid() != 1 and os.getpid()")
+    follow()
+    assert get(needing(name, name)) == [name]
+    assert get(value.remote(name)) in named("gpunb-follow")
+    assert get(loaded.remote(name)) == [name], "standbys have it too"
+
+
+def test_a_preload_in_the_background_gives_way_to_one_that_a_task_waits_for(
+    follow, install, tmp_path
+):
+    slow, needed = install("follow_slow", SLOW.format(tmp_path)), install("follow_urgent")
+    follow()
+    get(loaded.remote(slow))
+    background = only_one()
+    waits = needing(needed, needed, slow)
+    eventually(lambda: not alive(background), "it was ended")
+    assert why(waits) == "what it imports is imported first, for 0 s now"
+    (tmp_path / "go").touch()
+    assert get(waits) == [needed, slow]
+
+
+def test_a_task_waits_only_so_long_for_its_modules(follow, install, tmp_path, monkeypatch):
+    monkeypatch.setattr(fork_source, "LONGEST_WAIT", 0.2)
+    slow = install("follow_slow", SLOW.format(tmp_path))
+    follow()
+    assert get(needing(slow, slow)) == []
+    (tmp_path / "go").touch()
+    preloaded(slow)
+    assert get(needing(slow, slow)) == [slow]
+
+
+def test_a_task_that_waits_for_modules_can_be_interrupted(follow, install, tmp_path):
+    slow = install("follow_slow", SLOW.format(tmp_path))
+    follow()
+    ref = needing(slow, slow)
+    eventually(lambda: named("gpunb-follow"), "one imports")
+    gpunb.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        get(ref)
+    ref = needing(slow, slow)
+    gpunb.cancel(ref, force=True)
+    with pytest.raises((TaskCancelledError, WorkerCrashedError)):
+        get(ref)
+    eventually(lambda: gpunb.available_resources()["GPU"] == 2, "its device is free")
+    (tmp_path / "go").touch()
+    preloaded(slow)
+
+
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        ("import socket\nPAIR = socket.socketpair()", "each task imports"),
+        ("raise ImportError('it needs more')", ""),
+        ("import os\n'follow' in open('/proc/self/comm').read() and os._exit(3)", "died"),
+    ],
+    ids=["unsafe", "error", "death"],
+)
+def test_a_task_whose_modules_cannot_be_preloaded_imports_by_itself(follow, install, code, note):
+    bad, good = install("follow_bad", code), install("follow_good")
+    follow()
+    assert get(needing((bad, good), good)) == ([] if note else [good])
+    if note:
+        noted(note)
+    assert get(needing(bad, "json")) == ["json"], "it does not wait again"
+
+
+def test_tasks_that_wait_survive_the_death_of_the_zygotes(follow, install, tmp_path):
+    slow = install("follow_slow", SLOW.format(tmp_path))
+    follow()
+    ref = needing(slow, slow)
+    eventually(lambda: named("gpunb-follow"), "one imports")
+    os.kill(named("gpunb-zygote")[0], signal.SIGKILL)
+    assert get(ref) == []
+
+
+def test_a_session_that_ends_keeps_no_task_that_waits(follow, install, tmp_path):
+    slow = install("follow_slow", SLOW.format(tmp_path))
+    follow()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    ref = needing(slow, slow)
+    zygote = only_one()
+    gpunb.shutdown()
+    eventually(lambda: not alive(zygote), "its zygote has ended")
+    assert len(os.listdir("/proc/self/fd")) < descriptors
+    del ref
+
+
+def test_what_the_imports_print_is_shown_by_the_task_that_waited(follow, install, capfd):
+    code = "import os, sys\nprint('to out')\nprint('to err', file=sys.stderr)\nos.system('echo sh')"
+    name = install("follow_prints", code)
+    follow()
+    get(needing(name, name))
+    shown = []
+
+    def all_shown() -> bool:
+        shown.extend("".join(capfd.readouterr()).splitlines())
+        return len(shown) >= 3
+
+    eventually(all_shown, "the lines are shown")
+    get(loaded.remote(name))
+    assert sorted(each.rpartition(") ")[2] for each in shown) == ["sh", "to err", "to out"]
 
 
 def test_after_the_loss_of_its_zygote_a_session_follows_again(follow, install):
@@ -283,7 +433,7 @@ def test_after_the_loss_of_its_zygote_a_session_follows_again(follow, install):
     follow()
     get(loaded.remote(name))
     preloaded(name)
-    (zygote,) = eventually(lambda: len(found := named("gpunb-follow")) == 1 and found)
+    zygote = only_one()
     os.kill(zygote, signal.SIGKILL)
     eventually(lambda: get(loaded.remote(name)) == [], "the plain one serves")
     eventually(lambda: get(loaded.remote(name)) == [name], "preloaded again")

@@ -36,7 +36,7 @@ class Source:
     def __init__(self, refused: Refused) -> None:
         self.refused = refused
 
-    def start(self, process: Any, ends: Any, *, bare: bool = False) -> None:
+    def start(self, process: Any, ends: Any, *, bare: bool = False, wait: bool = False) -> None:
         self.refused()
 
     def signal(self, process: Any, number: int) -> None:

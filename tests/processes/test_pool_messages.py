@@ -26,7 +26,12 @@ class Source:
         self.ends: list[int] = []
 
     def start(
-        self, process: WorkerProcess, descriptors: Sequence[int], *, bare: bool = False
+        self,
+        process: WorkerProcess,
+        descriptors: Sequence[int],
+        *,
+        bare: bool = False,
+        wait: bool = False,
     ) -> None:
         self.ends = list(descriptors)
 

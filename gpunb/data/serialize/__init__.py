@@ -11,7 +11,7 @@ from gpunb.data.serialize.functions import (
     still_current,
 )
 from gpunb.data.serialize.left_out import with_graph
-from gpunb.data.serialize.modules import lazy_module, modules_within
+from gpunb.data.serialize.modules import find_module, lazy_module, modules_within
 from gpunb.data.serialize.parts import Part, in_array, part_at, parts
 from gpunb.data.serialize.pickler import note_reference, noting
 from gpunb.data.serialize.salvage import loads_arguments, loads_function, loads_names, why_lost
@@ -36,6 +36,7 @@ __all__ = [
     "dump_failure",
     "dumps",
     "dumps_function",
+    "find_module",
     "from_wires",
     "functions_within",
     "in_array",

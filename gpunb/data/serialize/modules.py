@@ -24,7 +24,7 @@ from typing import Any
 
 import cloudpickle.cloudpickle
 
-__all__ = ["lazy_module", "modules_within"]
+__all__ = ["find_module", "lazy_module", "modules_within"]
 
 # Loaders that run code in an existing module object. Others, such as those of extension modules,
 # make the module object themselves.
@@ -58,6 +58,23 @@ def lazy_module(name: str) -> ModuleType:
     if not isinstance(spec.loader, _FILLING):
         return importlib.import_module(name)
     return _wait_for(spec, parent, tail)
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Return the spec of a module, found without loading the module or its packages; None if there
+    is no such module."""
+    known = sys.modules.get(name)
+    if known is None:
+        known = _waiting.get(name)
+    if known is not None:
+        return getattr(known, "__spec__", None)
+    head = name.rpartition(".")[0]
+    if not head:
+        return _find(name, None)
+    parent = find_module(head)
+    if parent is None or parent.submodule_search_locations is None:
+        return None
+    return _find(name, list(parent.submodule_search_locations))
 
 
 def modules_within(module: ModuleType, names: Set[str]) -> Iterator[str]:

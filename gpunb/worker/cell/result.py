@@ -27,7 +27,7 @@ from gpunb.worker.cell.cell_types import (
 )
 from gpunb.worker.cell.change_detection import Fingerprints
 from gpunb.worker.cell.shell import Hook, prepare
-from gpunb.worker.cell.sizes import size_of
+from gpunb.worker.cell.sizes import larger
 from gpunb.worker.limits import usage
 from gpunb.worker.streams import warn
 
@@ -286,8 +286,7 @@ def _take_out_large(values: dict[str, Any], cell: Cell) -> tuple[tuple[str, str]
     """Remove values too large to come home unasked; return their names, each with the reason."""
     if not cell.largest or cell.outputs is not None:
         return ()
-    sizes = {name: size_of(value) for name, value in values.items()}
-    large = {name: size for name, size in sizes.items() if size > cell.largest}
+    large = larger(values, cell.largest)
     for name in large:
         del values[name]
     return tuple((name, _why_large(name, size, cell.largest)) for name, size in large.items())

@@ -57,9 +57,7 @@ def run(
     With the `code` of one of several ranks, return what `pack_rank` does.
     """
     shell = prepare()
-    kinds: list[Any] = list(Shell._walk_mro())  # noqa: SLF001
-    for kind in kinds:  # as `instance()` does
-        kind._instance = shell  # noqa: SLF001
+    _make_known(shell)
     show = _in_order(remote.show)
     Publisher.show = Hook.show = staticmethod(show)
     names = shell.user_ns
@@ -98,11 +96,7 @@ def run(
 def rehearse() -> None:
     """Go through the steps of a cell with one that does nothing, before there is any. Most of the
     time of a short cell is the first use of code, and of pages that a fork shares."""
-    shell = prepare()
-    kinds: list[Any] = list(Shell._walk_mro())  # noqa: SLF001
-    try:
-        for kind in kinds:  # what is read of IPython's settings is that of this shell
-            kind._instance = shell  # noqa: SLF001
+    with as_notebook() as shell:
         arguments = serialize.dumps((Cell("pass", "rehearsal", 0), {"x": [0]}), way="cell")
         cell, values, _ = serialize.loads_names(arguments, namespace={})
         before = Before.take(cell, shell.user_ns, values)
@@ -112,9 +106,36 @@ def rehearse() -> None:
         with _interruptible():
             executed = _execute(shell, cell)
         pack_result(cell, executed, "rehearsal", before, settings)
+
+
+@contextmanager
+def as_notebook(kind: tuple[str, str] = ("", "")) -> Iterator[Shell]:
+    """Let IPython and libraries find the shell of the process, as in a cell. `kind` is the class of
+    the notebook's shell, as in `Cell`."""
+    shell = prepare()
+    _make_known(shell)
+    try:
+        _look_like(shell, kind)
+        yield shell
     finally:
-        for kind in kinds:  # a plain task should not look like a notebook to libraries
-            kind._instance = None  # noqa: SLF001
+        _make_known(None)  # a plain task should not look like a notebook to libraries
+
+
+def _make_known(shell: Shell | None) -> None:
+    kinds: list[Any] = list(Shell._walk_mro())  # noqa: SLF001
+    for kind in kinds:  # as `instance()` does
+        kind._instance = shell  # noqa: SLF001
+
+
+def _look_like(shell: Shell, kind: tuple[str, str]) -> None:
+    """Let libraries see which kind of notebook shows their output."""
+    if kind[1]:
+        # They tell a notebook from a terminal by this name.
+        Shell.__module__, Shell.__name__ = kind
+        Shell.__qualname__ = Shell.__name__
+        if "zmq" in kind[0]:
+            # And by this section of its configuration.
+            shell.config.setdefault("IPKernelApp", Config())
 
 
 def _quiet() -> contextlib.AbstractContextManager[Any]:
@@ -183,14 +204,9 @@ def _dress(shell: Shell, cell: Cell) -> None:
     if len(visited := shell.user_ns["_dh"]) == 1:  # the shell was made in another folder
         with contextlib.suppress(OSError):
             visited[:] = [os.getcwd()]
-    if cell.shell[1]:
-        # Libraries tell a notebook from a terminal by this name.
-        Shell.__module__, Shell.__name__ = cell.shell
-        Shell.__qualname__ = Shell.__name__
-        if "zmq" in cell.shell[0]:
-            when_loaded("pandas", wide_tables, key=wide_tables)
-            # And by this section of its configuration.
-            shell.config.setdefault("IPKernelApp", Config())
+    _look_like(shell, cell.shell)
+    if "zmq" in cell.shell[0]:
+        when_loaded("pandas", wide_tables, key=wide_tables)
     shell.ast_node_interactivity = cell.interactivity
     assert isinstance(shell.compile, Compiler)
     shell.compile.flags = cell.flags

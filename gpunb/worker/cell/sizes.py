@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -21,10 +21,26 @@ _FLAT = (int, float, complex, bool, type(None), str, bytes, bytearray)
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
-def size_of(value: Any) -> int:
-    """Size of the data of a value in bytes. An object that is in it twice counts once."""
+def larger(values: Mapping[str, Any], most: int) -> dict[str, int]:
+    """Return the sizes of those values that are larger than `most` bytes, by name. A part of a
+    value that is not, such as an axis of a figure, is not searched again."""
+    found, small = {}, {}
+    for name, value in values.items():
+        if id(value) not in small:
+            seen: dict[int, Any] = {}
+            size = size_of(value, seen)
+            if size > most:
+                found[name] = size
+            else:
+                small.update(seen)
+    return found
+
+
+def size_of(value: Any, seen: dict[int, Any] | None = None) -> int:
+    """Size of the data of a value in bytes. An object that is in it twice counts once. `seen` gets
+    the parts of the value by their ids."""
     total = 0.0
-    seen: dict[int, Any] = {}  # the objects themselves, so that no id is used again meanwhile
+    seen = {} if seen is None else seen  # keeps the objects, so that no id is used again meanwhile
     todo: deque[tuple[Any, float]] = deque([(value, 1.0)])
     for _ in range(_MOST_PARTS):
         if not todo:

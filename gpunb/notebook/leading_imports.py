@@ -15,7 +15,6 @@ import sys
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 from gpunb.data import serialize
@@ -25,8 +24,7 @@ from gpunb.worker.imported import NEVER
 
 def needed_modules(body: Sequence[ast.stmt], values: Iterable[Any]) -> tuple[str, ...]:
     """Return the modules that a cell imports at its top, and those of these values."""
-    named = [name for name, _ in _imported(body)]
-    return tuple(dict.fromkeys(name for name in (*_modules_of(values), *named) if _followed(name)))
+    return _followed([*_modules_of(values), *(name for name, _ in _imported(body))])
 
 
 def modules_of_results(body: Sequence[ast.stmt], modules: Mapping[str, str]) -> tuple[str, ...]:
@@ -40,7 +38,7 @@ def modules_of_results(body: Sequence[ast.stmt], modules: Mapping[str, str]) -> 
     modules = {**modules, **dict(_bound(body))}
     found = [name for name, has_values in _imported(body) if has_values]
     found += [modules[name] for name in _makers(body) if name in modules]
-    return tuple(dict.fromkeys(name for name in found if _followed(name)))
+    return _followed(found)
 
 
 def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
@@ -119,15 +117,16 @@ def _modules_of(values: Iterable[Any]) -> Iterator[str]:
                 yield module
 
 
-def _followed(name: str) -> bool:
-    """Return whether a module is of an installed package that workers may have from the start."""
-    package = name.partition(".")[0]
+def _followed(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the modules, each once, that are of installed packages and may be preloaded."""
+    return tuple(name for name in dict.fromkeys(names) if _is_followed(name.partition(".")[0]))
+
+
+def _is_followed(package: str) -> bool:
     if package in sys.stdlib_module_names or package in NEVER or package == "__main__":
         return False
     spec = serialize.find_module(package)
-    return spec is not None and any(each in path for path in _places(spec) for each in INSTALLED)
-
-
-def _places(spec: ModuleSpec) -> list[str]:
+    if spec is None:
+        return False
     places = [*(spec.submodule_search_locations or ()), spec.origin or ""]
-    return [f"{each}/" for each in places]
+    return any(each in f"{place}/" for place in places for each in INSTALLED)

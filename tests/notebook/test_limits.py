@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gpunb.worker.cell.sizes import size_of
+from gpunb.worker.cell import sizes
+from gpunb.worker.cell.sizes import larger, size_of
 from tests.notebook.kernels import Kernel
 
 MIB = 1 << 20
@@ -176,6 +177,22 @@ def test_a_value_that_contains_itself_has_a_size() -> None:
     loop: list[Any] = [one]
     loop.append(loop)
     assert size_of(loop) == pytest.approx(800_000, rel=0.01)
+
+
+def test_values_that_are_too_large_are_found_and_parts_of_small_ones_not_searched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[Any] = []
+    search = sizes.size_of
+    monkeypatch.setattr(
+        sizes, "size_of", lambda value, seen: searched.append(value) or search(value, seen)
+    )
+    part: list[Any] = [1, 2]
+    small, large, inner = {"part": part}, [one, part], [one]
+    values = {"small": small, "part": part, "large": large, "again": large, "inner": inner}
+    found = larger(values, 500_000)
+    assert found == {name: pytest.approx(800_000, rel=0.01) for name in ("large", "again", "inner")}
+    assert searched == [small, large, large, inner]
 
 
 def test_an_object_with_any_attribute_is_not_asked_for_its_size() -> None:

@@ -14,7 +14,7 @@ import types
 import cloudpickle
 import pytest
 
-from gpunb.data.serialize import dumps, lazy_module, loads, modules
+from gpunb.data.serialize import dumps, find_module, lazy_module, loads, modules
 from tests.waiting import eventually
 
 FILES = {
@@ -143,6 +143,20 @@ def test_lazy_submodule_is_an_attribute_of_its_lazy_package(log):
     assert log == []
     assert package.sub.y == 3
     assert log == ["bare", "bare.sub"]
+
+
+def test_a_module_is_found_without_loading_its_packages(log):
+    found = find_module("lz_pkg.sub")
+    assert found.name == "lz_pkg.sub"
+    assert found.origin.endswith("sub.py")
+    lazy_module("lz_pkg")
+    assert find_module("lz_pkg.other").name == "lz_pkg.other"
+    for name in ("lz_nothing", "lz_bare.nothing", "lz_nothing.sub", "lz_plain.sub"):
+        assert find_module(name) is None
+    assert log == []
+    importlib.import_module("lz_bare.sub")
+    assert find_module("lz_bare.sub") is sys.modules["lz_bare.sub"].__spec__
+    assert find_module("lz_bare.nothing") is None
 
 
 def test_a_missing_module_is_named(log):

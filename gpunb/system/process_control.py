@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -58,12 +59,15 @@ def children() -> list[int] | None:
         os.close(descriptor)
 
 
-def threads() -> int:
-    """Return the number of threads of this process, as the system counts them."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
+def other_threads() -> list[str]:
+    """Return the names of the threads of this process beside the first one, as the system knows
+    them."""
+    names, first = [], str(os.getpid())
+    with contextlib.suppress(OSError):
+        for each in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{each}/comm") as file:
+                names += [] if each == first else [file.read().rstrip("\n")]
+    return names
 
 
 def allow_descriptors(wanted: int) -> int:

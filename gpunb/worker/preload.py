@@ -26,6 +26,10 @@ _TRIAL = 10.0
 _LATER = {"torch": "torch._dynamo"}
 """What a library imports only when it is used: PyTorch this for the first optimizer, in seconds."""
 
+_FORK_SAFE = frozenset({"jemalloc_bg_thd"})
+"""Names of threads that may go on after a fork: jemalloc, which pandas loads with pyarrow, prepares
+its thread for a fork and does without it in the child."""
+
 _LONGEST = 1000
 _MODULES_AT_ONCE = 1000
 _MOST_TEXT = 30_000
@@ -116,7 +120,7 @@ def _as_notebook(shell: tuple[str, str]) -> contextlib.AbstractContextManager[An
 def _follow(imports: Imports, most: int) -> tuple[str, str] | None:
     """Import what tasks have imported. If a package must not be preloaded, return it and the
     reason; the package is empty if the reason is another."""
-    threads_before, sockets_before = process_control.threads(), _sockets()
+    threads_before, sockets_before = len(process_control.other_threads()), _sockets()
     for name in imports.modules:
         count = len(sys.modules)
         with contextlib.suppress(BaseException):  # the task says so that imports it
@@ -124,7 +128,7 @@ def _follow(imports: Imports, most: int) -> tuple[str, str] | None:
         if len(sys.modules) == count:
             continue
         why = None
-        if process_control.threads() > threads_before:
+        if len(process_control.other_threads()) > threads_before:
             why = _unsafe()
         elif _sockets() > sockets_before:
             why = "its import opened a connection or a pipe, which children would share"
@@ -175,7 +179,7 @@ def _unsafe() -> str | None:
         return f"a trial child did not end within {_TRIAL:g} s"
     # A BLAS stops its threads when the process forks. Other threads would be missing in the
     # children, which would wait for them.
-    left = process_control.threads() - 1
+    left = len([each for each in process_control.other_threads() if each not in _FORK_SAFE])
     if left:
         return f"{left} thread{'s' if left > 1 else ''} started by an import went on after a fork"
     return None

@@ -151,6 +151,27 @@ def test_a_package_that_does_not_survive_a_fork_is_left_out(follow, install, cod
     assert get(loaded.remote(bad, good)) == [good]
 
 
+def test_a_package_with_a_thread_of_jemalloc_is_preloaded(follow, install):
+    code = """
+import threading, time
+
+def named():
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as file:
+        file.write("jemalloc_bg_thd")
+    begun.set()
+    time.sleep(1000)
+
+begun = threading.Event()
+threading.Thread(target=named, daemon=True).start()
+begun.wait()
+"""
+    name = install("follow_jemalloc", code)
+    follow()
+    get(loaded.remote(name))
+    preloaded(name)
+    assert get(loaded.remote(name)) == [name]
+
+
 def test_what_takes_too_much_memory_is_left_out(follow, install, monkeypatch):
     monkeypatch.setattr(init_options, "_FOLLOW", 1 << 30)
     name = install("follow_large")

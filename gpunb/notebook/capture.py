@@ -22,7 +22,7 @@ from gpunb.data.serialize.reuse import Reuse
 from gpunb.engine.object_budget import total_memory
 from gpunb.notebook import auto_magic
 from gpunb.notebook.leading_imports import modules_of_results, needed_modules
-from gpunb.notebook.name_analysis import CellNames, analyse
+from gpunb.notebook.name_analysis import CellNames, analyse, parse
 from gpunb.notebook.rank_output import Folds
 from gpunb.notebook.sessions import CellSession
 from gpunb.notebook.shell import NotebookShell
@@ -93,6 +93,7 @@ class _Code(NamedTuple):
 
     text: str
     python: str
+    body: list[ast.stmt]
     file: str
     names: CellNames
     binds: frozenset[str] | None  # names that it may bind; None if the text does not tell
@@ -147,7 +148,6 @@ def pack_cell(
     if late:
         since = Since(space, space if binds is None else binds | objects.keys(), objects)
     sent = frozenset(contents.values)
-    body = compile(code.python, "cell", "exec", _PARSE_ONLY).body
     return payload, Shipment(
         objects,
         sent,
@@ -157,8 +157,8 @@ def pack_cell(
         code.python,
         detached=serialize.with_graph(contents.values) if met.graphs else (),
         losses=_losses(contents.values) if request.check else None,
-        needs=needed_modules(body, objects.values()),
-        brings=_brought(body, objects) if request.outputs is None else (),
+        needs=needed_modules(code.body, objects.values()),
+        brings=_brought(code.body, objects) if request.outputs is None else (),
     )
 
 
@@ -167,7 +167,7 @@ def meaning(shell: NotebookShell, request: CellRequest) -> tuple[Any, ...]:
     code = _read(shell, request, shell.number)
     contents = _collect(shell.user_ns, code, replace(request, given={}))
     values = {n: each for n, each in contents.values.items() if n not in request.given}
-    tree = ast.dump(compile(code.python, "cell", "exec", _PARSE_ONLY))
+    tree = ast.dump(ast.Module(code.body, []))
     return tree, sorted(values.items()), sorted(contents.modules.items()), request.outputs
 
 
@@ -177,9 +177,10 @@ def _read(shell: NotebookShell, request: CellRequest, number: int) -> _Code:
     with auto_magic.plain():
         python = shell.ip.transform_cell(text)
         file = _check_syntax(shell.ip.compile, python, number)
-        names = analyse(python, shell.ip.transform_cell)
-    hidden = names.star_imports or _calls_magics(python)
-    return _Code(text, python, file, names, None if hidden else names.binds)
+        body = parse(python)
+        names = analyse(body, shell.ip.transform_cell)
+    hidden = names.star_imports or ("get_ipython" in python and _calls_magics(body))
+    return _Code(text, python, body, file, names, None if hidden else names.binds)
 
 
 def _collect(
@@ -200,7 +201,7 @@ def _collect(
     objects.update(request.given)
     values.update(request.given)
     known = frozenset(objects.keys() - modules.keys() - values.keys())
-    if local and _awaits(code.python):  # which a plain function around the expression may not
+    if local and _awaits(code.body):  # which a plain function around the expression may not
         values.update(local)
         objects.update(local)
         local = {}
@@ -383,12 +384,10 @@ def _sources(numbers: Mapping[str, int], files: Iterable[str]) -> dict[str, tupl
     }
 
 
-def _calls_magics(transformed: str) -> bool:
-    if "get_ipython" not in transformed:
-        return False
+def _calls_magics(body: list[ast.stmt]) -> bool:
     return any(
         isinstance(node, ast.Name) and node.id == "get_ipython"
-        for node in ast.walk(compile(transformed, "cell", "exec", _PARSE_ONLY))
+        for node in ast.walk(ast.Module(body, []))
     )
 
 
@@ -401,15 +400,11 @@ def _brought(body: Sequence[ast.stmt], objects: Mapping[str, Any]) -> tuple[str,
     return modules_of_results(body, modules)
 
 
-def _awaits(transformed: str) -> bool:
-    tree = compile(transformed, "cell", "exec", _PARSE_ONLY)
+def _awaits(body: list[ast.stmt]) -> bool:
     return any(
         isinstance(node, ast.Await) or (isinstance(node, ast.comprehension) and node.is_async)
-        for node in ast.walk(tree)
+        for node in ast.walk(ast.Module(body, []))
     )
-
-
-_PARSE_ONLY = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
 def _packed(cell: Cell, values: dict[str, Any], optional: set[str]) -> Payload:

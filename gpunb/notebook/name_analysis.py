@@ -54,14 +54,17 @@ class CellNames:
     outputs: frozenset[int] = frozenset()
 
 
-def analyse(source: str, transform: Callable[[str], str] | None = None) -> CellNames:
-    """Return the names of a transformed cell; raise SyntaxError if it is not Python.
+def analyse(
+    source: str | Sequence[ast.stmt], transform: Callable[[str], str] | None = None
+) -> CellNames:
+    """Return the names of a transformed cell, as text or parsed; raise SyntaxError if the text is
+    not Python.
 
     `transform` makes Python of a nested magic's body, as IPython's `transform_cell` does. Without
     it, a body that is not plain Python only has its identifiers mentioned.
     """
     reader = _Reader(transform or str)
-    reader.walk(_parse(source))
+    reader.walk(parse(source) if isinstance(source, str) else source)
     cell = reader.cell
     if cell.loads & _BY_TEXT:
         reader.mention(" ".join(reader.strings))
@@ -77,7 +80,8 @@ def analyse(source: str, transform: Callable[[str], str] | None = None) -> CellN
     )
 
 
-def _parse(source: str) -> list[ast.stmt]:
+def parse(source: str) -> list[ast.stmt]:
+    """Return the statements of a transformed cell; raise SyntaxError if it is not Python."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are shown when the cell runs
@@ -332,7 +336,7 @@ class _Reader(ast.NodeVisitor):
         if name not in {"capture", "time", *_SHORT} or self.scope is not self.cell:
             return False
         try:
-            body = _parse(self.transform(code))
+            body = parse(self.transform(code))
         except (SyntaxError, ValueError):
             return False
         if name == "timeit":

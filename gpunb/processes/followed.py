@@ -82,7 +82,8 @@ class Follower:
         known = self._wanted
         if known is not None and found.joins(known):
             modules = tuple(dict.fromkeys((*known.modules, *found.modules)))
-            changed, shell = {**known.changed, **found.changed}, max(known.shell, found.shell)
+            changed = {**known.changed, **found.changed}
+            shell = found.shell if any(found.shell) else known.shell
             found = known._replace(modules=modules, changed=changed, shell=shell)
         self._wanted = found
 

@@ -189,14 +189,15 @@ class ForkSource:
         else:
             preload = Preload(modules)
         file = files.memory_file()
+        generation = self._new_generation(imports, parent)
+        generation.modules.update(parent.modules)
         try:
             files.write_all(file, iter([memoryview(plain.dumps(tuple(preload)))]))
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            generation = self._new_generation(imports, parent)
-            generation.modules.update(parent.modules)
             generation.link.connect(ours)
         except BaseException:
             os.close(file)
+            self._forget(generation)  # or its parent would never end
             raise
         parent.link.ask(("preload", generation.number), [theirs.detach(), file])
         return generation

@@ -423,14 +423,18 @@ def test_tasks_that_wait_survive_the_death_of_the_zygotes(follow, install, tmp_p
 
 def test_a_session_that_ends_keeps_no_task_that_waits(follow, install, tmp_path):
     slow = install("follow_slow", SLOW.format(tmp_path))
-    follow()
-    descriptors = len(os.listdir("/proc/self/fd"))
-    ref = needing(slow, slow)
-    zygote = only_one()
-    gpunb.shutdown()
-    eventually(lambda: not alive(zygote), "its zygote has ended")
-    assert len(os.listdir("/proc/self/fd")) < descriptors
-    del ref
+
+    def descriptors_after(*needed: str) -> int:
+        follow()
+        ref = needing(needed, "json")
+        zygote = only_one() if needed else 0
+        gpunb.shutdown()
+        eventually(lambda: not alive(zygote), "its zygote has ended")
+        del ref
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors_after()
+    assert descriptors_after(slow) == before
 
 
 def test_what_the_imports_print_is_shown_by_the_task_that_waited(follow, install, capfd):

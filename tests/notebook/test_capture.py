@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,14 @@ def packed(shell: NotebookShell, source: str, **more: Any) -> tuple[Cell, dict[s
     payload, _ = pack_cell(shell, request(source, **more), 1)
     cell, values = serialize.loads(payload)
     return cell, values
+
+
+@pytest.mark.parametrize("source", [r'a = "\d"', 'get_ipython\na = "\\d"'])
+def test_a_warning_of_the_compiler_is_shown_once_here(shell: NotebookShell, source: str) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        packed(shell, source)
+    assert len([each for each in shown if "invalid escape" in str(each.message)]) == 1
 
 
 def test_only_names_that_the_cell_reads_travel(shell: NotebookShell) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gpunb.worker.cell import sizes
 from gpunb.worker.cell.sizes import larger, size_of
 from tests.notebook.kernels import Kernel
 
@@ -179,20 +178,26 @@ def test_a_value_that_contains_itself_has_a_size() -> None:
     assert size_of(loop) == pytest.approx(800_000, rel=0.01)
 
 
-def test_values_that_are_too_large_are_found_and_parts_of_small_ones_not_searched_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    searched: list[Any] = []
-    search = sizes.size_of
-    monkeypatch.setattr(
-        sizes, "size_of", lambda value, seen: searched.append(value) or search(value, seen)
-    )
-    part: list[Any] = [1, 2]
-    small, large, inner = {"part": part}, [one, part], [one]
-    values = {"small": small, "part": part, "large": large, "again": large, "inner": inner}
+def test_values_that_are_too_large_are_found_and_parts_of_small_ones_not_searched_again() -> None:
+    class Counted:
+        asked = 0
+
+        @property
+        def nbytes(self) -> int:
+            self.asked += 1
+            return 8
+
+    part, inner = Counted(), [one]
+    values = {"small": {"part": part}, "part": part, "large": [inner, part], "inner": inner}
     found = larger(values, 500_000)
-    assert found == {name: pytest.approx(800_000, rel=0.01) for name in ("large", "again", "inner")}
-    assert searched == [small, large, large, inner]
+    assert found == {name: pytest.approx(800_000, rel=0.01) for name in ("large", "inner")}
+    assert part.asked == 2, "for the small value and for the large one"
+
+
+def test_a_part_is_searched_by_itself_if_its_value_had_too_many_parts() -> None:
+    part = [[one]]
+    many = [*([object() for _ in range(150)] for _ in range(150)), part]
+    assert larger({"many": many, "part": part}, 700_000).keys() == {"part"}
 
 
 def test_an_object_with_any_attribute_is_not_asked_for_its_size() -> None:

@@ -27,20 +27,24 @@ def larger(values: Mapping[str, Any], most: int) -> dict[str, int]:
     found, small = {}, {}
     for name, value in values.items():
         if id(value) not in small:
-            seen: dict[int, Any] = {}
-            size = size_of(value, seen)
+            size, parts, complete = _search(value)
             if size > most:
                 found[name] = size
-            else:
-                small.update(seen)
+            elif complete:
+                small.update(parts)
     return found
 
 
-def size_of(value: Any, seen: dict[int, Any] | None = None) -> int:
-    """Size of the data of a value in bytes. An object that is in it twice counts once. `seen` gets
-    the parts of the value by their ids."""
+def size_of(value: Any) -> int:
+    """Size of the data of a value in bytes. An object that is in it twice counts once."""
+    return _search(value)[0]
+
+
+def _search(value: Any) -> tuple[int, dict[int, Any], bool]:
+    """Return the size of a value in bytes, the parts that were looked at by their ids, and whether
+    no part was left over."""
     total = 0.0
-    seen = {} if seen is None else seen  # keeps the objects, so that no id is used again meanwhile
+    seen: dict[int, Any] = {}  # the objects themselves, so that no id is used again meanwhile
     todo: deque[tuple[Any, float]] = deque([(value, 1.0)])
     for _ in range(_MOST_PARTS):
         if not todo:
@@ -55,7 +59,7 @@ def size_of(value: Any, seen: dict[int, Any] | None = None) -> int:
             continue
         total += weight * size
         todo.extend((each, weight * more) for each in inner)
-    return int(total)
+    return int(total), seen, not todo
 
 
 def _look(part: Any) -> tuple[float, Iterable[Any], float]:

@@ -82,6 +82,15 @@ class Generation:
             yield parent
             parent = parent.parent
 
+    def held_up(self, process: WorkerProcess) -> str | None:
+        """Return why a process has not started, or gets no signal; None if nothing is known."""
+        if process.ready and process.token not in self.signalled:
+            return None
+        if process.token in self.held:
+            seconds = time.monotonic() - self.since
+            return f"what it imports is imported first, for {seconds:.0f} s now"
+        return self.delayed.get(process.token) or self.why_silent()
+
     def why_silent(self) -> str | None:
         """Return a text if the zygote does not answer; else None."""
         seconds = self.link.silent_seconds()

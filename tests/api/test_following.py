@@ -16,8 +16,9 @@ import gpunb
 from gpunb.api import init_options
 from gpunb.cli.checks import Place, sessions
 from gpunb.exceptions import TaskCancelledError, WorkerCrashedError
-from gpunb.processes import followed, fork_source, generation
+from gpunb.processes import followed, generation, import_zygotes
 from gpunb.protocol import backend
+from gpunb.protocol.zygote import Imports
 from tests.sessions import alive, named
 from tests.waiting import PATIENCE, eventually
 
@@ -368,7 +369,7 @@ def test_a_preload_in_the_background_gives_way_to_one_that_a_task_waits_for(
 
 
 def test_a_task_waits_only_so_long_for_its_modules(follow, install, tmp_path, monkeypatch):
-    monkeypatch.setattr(fork_source, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(import_zygotes, "LONGEST_WAIT", 0.2)
     slow = install("follow_slow", SLOW.format(tmp_path))
     follow()
     assert get(needing(slow, slow)) == []
@@ -435,6 +436,26 @@ def test_a_session_that_ends_keeps_no_task_that_waits(follow, install, tmp_path)
 
     before = descriptors_after()
     assert descriptors_after(slow) == before
+
+
+def test_a_closed_source_starts_no_zygote(follow, install):
+    follow()
+    engine = backend.existing().engine
+    imports = Imports((install("follow_closed"),), {}, {}, sys.path, [])
+    counts = []
+
+    def count() -> None:
+        counts.append(len(os.listdir("/proc/self/fd")))
+
+    def close() -> None:
+        engine.source.close()
+        count()
+        engine.source.follow(imports)
+        engine.loop.after(10 * followed.FIRST_PAUSE, count)
+
+    engine.loop.post((close,))
+    eventually(lambda: len(counts) == 2)
+    assert counts[1] == counts[0]
 
 
 def test_what_the_imports_print_is_shown_by_the_task_that_waited(follow, install, capfd):

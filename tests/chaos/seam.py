@@ -121,7 +121,7 @@ TABLE: dict[str, str] = {
     "gpunb.data.segment_pool": "objects",
     "gpunb.system.linux": "linux",
     "gpunb.protocol.channel": "channel",
-    "gpunb.processes.fork_source": "control",
+    "gpunb.processes.zygotes": "control",
     "gpunb.processes.launcher": "control",
     "gpunb.worker.zygote": "zygote",
     "gpunb.worker.preload": "preload",

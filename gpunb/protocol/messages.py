@@ -168,7 +168,7 @@ class Retired(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A new worker has finished its rehearsal and waits for a task."""
+    """A new worker waits for a task."""
 
     pid: int
 

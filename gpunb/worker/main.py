@@ -1,9 +1,9 @@
 """The main function of a worker process: waits for work, runs it, reports.
 
-A new worker has no work and no environment of its own yet. It rehearses one round trip on itself,
-because the first use of code and pages is what costs time in a forked process, and says that it
-is ready. The first `Execute` brings its environment, which is set before anything of the user's
-is imported or unpickled.
+A new worker has no work and no environment of its own yet. It says that it is ready, and while no
+message comes it rehearses round trips on itself, because the first use of code and pages is what
+costs time in a forked process. The first `Execute` brings its environment, which is set before
+anything of the user's is imported or unpickled.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ from gpunb.protocol.channel import Channel, ChannelClosed, decode_trusted, encod
 from gpunb.system import process_control
 from gpunb.worker.interrupts import Interrupts
 from gpunb.worker.kernel_client import KernelClient
+from gpunb.worker.limits import memory, usage
 from gpunb.worker.streams import flush, stream
 from gpunb.worker.task_runner import TaskRunner
 
 _EXIT_GRACE = 3.0
 
-_REHEARSE_AFTER = 0.02
-"""Seconds without a task after which a new worker rehearses a cell: not while tasks follow fast."""
+_SOON, _LATER = 0.003, 0.02
+"""Seconds without a message after which a new worker rehearses a task, and what takes longer. While
+tasks follow fast, rehearsals would only take the processor from them."""
+
+_REHEARSAL = "GPUNB_REHEARSAL"
+"""A variable that is set during a rehearsal."""
 
 ADAPTED = 10
 """Rehearsals after which Python has adapted the code that they use."""
@@ -101,10 +106,10 @@ class WorkerLoop:
         self._interrupts = Interrupts(interrupts)
         self._remote = KernelClient(channel)
         self._runner = TaskRunner(self._remote, self._interrupts)
+        self._rehearsals = [(_SOON, self._rehearse_task), (_LATER, self._rehearse_large_task)]
 
     def serve(self) -> None:
         _reseed()
-        rehearse(self._interrupts)
         self._interrupts.listen()
         backend.install(self._remote)
         try:
@@ -116,6 +121,7 @@ class WorkerLoop:
     def _serve(self) -> None:
         runner = self._runner
         threads: Any = None
+        self._rehearse()
         while True:
             message, descriptors = self._remote.next_message()
             match message:
@@ -143,6 +149,7 @@ class WorkerLoop:
                 case msg.CommMessage():
                     runner.on_comm(message, descriptors)
                 case msg.Rehearse():
+                    self._rehearsals.append((_LATER, rehearse_cell))
                     self._rehearse()
                 case msg.Prepare():
                     from gpunb.worker import contexts
@@ -158,8 +165,22 @@ class WorkerLoop:
                     pass
 
     def _rehearse(self) -> None:
-        if self._remote.transport.is_quiet(_REHEARSE_AFTER):
-            rehearse_cell()
+        """Rehearse what is left, while no message comes."""
+        waited = 0.0
+        while self._rehearsals:
+            pause, rehearsal = self._rehearsals[0]
+            if not self._remote.transport.is_quiet(max(0.0, pause - waited)):
+                return
+            waited = max(waited, pause)
+            del self._rehearsals[0]
+            with contextlib.suppress(Exception):  # whatever it is, the work will say it
+                rehearsal()
+
+    def _rehearse_task(self) -> None:
+        rehearse(self._interrupts)
+
+    def _rehearse_large_task(self) -> None:
+        rehearse(self._interrupts, full=True)
 
 
 # ----------------------------------------------------------------------------- before there is work
@@ -171,24 +192,28 @@ def warm_up(rehearsals: int) -> None:
     the pages of that code in each worker."""
     pipe = os.pipe()
     for _ in range(rehearsals):
-        rehearse(Interrupts(pipe[0]))
+        for full in (True, False):
+            rehearse(Interrupts(pipe[0]), full=full)
     for each in pipe:
         os.close(each)
 
 
-def rehearse(interrupts: Interrupts) -> None:
-    """Run a function by value on this process itself, from its message to its report."""
+def rehearse(interrupts: Interrupts, *, full: bool = False) -> None:
+    """Run a function by value on this process itself, from its message to its report. A `full`
+    rehearsal also goes through what is not worth the time while tasks follow fast: the setup of a
+    worker with a share of a device, and an array in shared memory as argument and result."""
     ours, theirs = (Channel(each, decode_trusted) for each in Channel.pair())
-    arguments = serialize.dumps(((1, [2]), {"c": "3"}))
+    arguments = serialize.dumps(((_array() if full else 1, [2]), {"c": "3"}))
+    setup = msg.Setup({_REHEARSAL: "1"}, (0,), None, sys.path[:], sys.argv[:], follow=True)
     work = msg.Execute(
         task=0,
         attempt=0,
         name="rehearsal",
         kind="call",
-        setup=None,
+        setup=tuple(setup) if full else None,
         function="rehearsal",
         code=cloudpickle.dumps(_sample()),
-        arguments=(arguments.wire(), 0),
+        arguments=(arguments.wire(), len(arguments.segments)),
         inputs=(),
         late=(),
         returns=1,
@@ -198,13 +223,19 @@ def rehearse(interrupts: Interrupts) -> None:
     remote = KernelClient(ours)
     runner = TaskRunner(remote, interrupts)
     try:
-        theirs.send_encoded(encode(work))
-        message, _ = remote.next_message()
+        theirs.send_encoded(encode(work), [each.fileno() for each in arguments.segments])
+        message, descriptors = remote.next_message()
         assert isinstance(message, msg.Execute)
-        runner.execute(message, [])
-        data, _ = theirs.receive_raw()
+        runner.execute(message, [Segment.adopt(each) for each in descriptors])
+        data, descriptors = theirs.receive_raw()
+        for each in descriptors:
+            os.close(each)
         decode_trusted(data)
     finally:
+        if full:
+            os.environ.pop(_REHEARSAL, None)
+            usage.begin(())
+            memory.rehearse()
         ours.close()
         theirs.close()
 
@@ -213,8 +244,14 @@ def rehearse_cell() -> None:
     """Rehearse a cell, where the zygote has loaded what cells need."""
     cells = sys.modules.get("gpunb.worker.cell.run")
     if cells is not None:
-        with contextlib.suppress(Exception):  # whatever it is, a cell will say it
-            cells.rehearse()
+        cells.rehearse()
+
+
+def _array() -> Any:
+    """An array, or else bytes, too large for a message."""
+    size = 2 * serialize.INLINE_LIMIT
+    numpy = sys.modules.get("numpy")
+    return bytearray(size) if numpy is None else numpy.zeros(size // 8)
 
 
 def _sample() -> Callable[..., Any]:

@@ -86,7 +86,8 @@ def _get_ready(*, again: bool) -> None:
         importlib.import_module("gpunb.worker.cell.run")
         if not again:
             importlib.import_module("gpunb.worker.cell.shell").rehearse()
-        worker_main.rehearse_cell()
+        with contextlib.suppress(Exception):  # whatever it is, a cell will say it
+            worker_main.rehearse_cell()
     threads.find()
     worker_main.warm_up(worker_main.ADAPTED)  # the last: what is loaded later makes it adapt anew
 

@@ -1,0 +1,100 @@
+"""A new worker rehearses tasks and a cell, if no task comes at once; nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gpunb.protocol import messages as msg
+from gpunb.protocol.channel import Channel, decode_trusted
+from gpunb.worker import main
+
+TRACES_OF_CELL = """
+import random, sys, warnings
+import IPython, numpy
+from gpunb.worker import import_hooks, library_state
+from gpunb.worker.cell import run, shell
+
+def traces():
+    return (
+        list(warnings.filters), random.getstate(), list(sys.meta_path), dict(import_hooks._waiting),
+        dict(library_state._applied), IPython.get_ipython(), dict(shell.prepare().user_ns),
+    )
+
+shell.rehearse()
+before = traces()
+run.rehearse()
+assert traces() == before
+# Otherwise a cell would have to read all that is registered with these libraries.
+assert library_state._untouched["IPython"] is not None
+assert library_state._untouched["copyreg"] is not None
+"""
+
+TRACES_OF_TASKS = """
+import os, sys
+import numpy
+from gpunb.worker import main
+from gpunb.worker.interrupts import Interrupts
+from gpunb.worker.limits import usage
+
+def traces():
+    return (
+        dict(os.environ), sys.path, list(sys.path), sys.argv, list(sys.argv), list(sys.meta_path),
+        os.getcwd(), usage._devices, os.listdir("/proc/self/fd"),
+    )
+
+reading, writing = os.pipe()
+for full in (False, True):
+    before = traces()
+    main.rehearse(Interrupts(reading), full=full)
+    assert traces() == before, (full, before, traces())
+"""
+
+
+@pytest.mark.parametrize("traces", [TRACES_OF_CELL, TRACES_OF_TASKS], ids=["cell", "tasks"])
+def test_nothing_is_left_of_a_rehearsal(traces: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", traces], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("messages", "rehearsed"),
+    [
+        ((), ["task", "large task"]),
+        ((msg.Rehearse(),), ["task", "large task", "cell"]),
+        ((msg.Rehearse(), msg.Retired()), []),
+        ((msg.Retired(),), []),
+    ],
+    ids=["nothing", "a request", "a request and more", "another"],
+)
+def test_a_worker_rehearses_only_while_no_message_comes(
+    monkeypatch: pytest.MonkeyPatch, messages: tuple[Any, ...], rehearsed: list[str]
+) -> None:
+    ours, theirs = Channel.pair()
+    reading, writing = os.pipe()
+    done: list[str] = []
+    with theirs, ours:
+        kernel = Channel(theirs)
+
+        def note(what: str) -> None:
+            done.append(what)
+            if done == rehearsed:
+                kernel.send(msg.Retired())
+            raise ValueError("a rehearsal that fails does no harm")
+
+        monkeypatch.setattr(
+            main, "rehearse", lambda _, full=False: note("large task" if full else "task")
+        )
+        monkeypatch.setattr(main, "rehearse_cell", lambda: note("cell"))
+        for each in messages:
+            kernel.send(each)
+        main.WorkerLoop(Channel(ours, decode_trusted), reading)._serve()
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    assert done == rehearsed

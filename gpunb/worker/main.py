@@ -42,7 +42,7 @@ _SOON, _LATER = 0.003, 0.02
 """Seconds without a message after which a new worker rehearses a task, and what takes longer. While
 tasks follow fast, rehearsals would only take the processor from them."""
 
-_REHEARSAL = "GPUNB_REHEARSAL"
+_REHEARSAL = "gpunb_rehearsal"
 """A variable that is set during a rehearsal."""
 
 ADAPTED = 10

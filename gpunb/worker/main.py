@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import itertools
 import multiprocessing.context
 import multiprocessing.process
@@ -106,7 +107,10 @@ class WorkerLoop:
         self._interrupts = Interrupts(interrupts)
         self._remote = KernelClient(channel)
         self._runner = TaskRunner(self._remote, self._interrupts)
-        self._rehearsals = [(_SOON, self._rehearse_task), (_LATER, self._rehearse_large_task)]
+        self._rehearsals: list[tuple[float, Callable[[], None]]] = [
+            (_SOON, rehearse),
+            (_LATER, functools.partial(rehearse, full=True)),
+        ]
 
     def serve(self) -> None:
         _reseed()
@@ -176,12 +180,6 @@ class WorkerLoop:
             with contextlib.suppress(Exception):  # whatever it is, the work will say it
                 rehearsal()
 
-    def _rehearse_task(self) -> None:
-        rehearse(self._interrupts)
-
-    def _rehearse_large_task(self) -> None:
-        rehearse(self._interrupts, full=True)
-
 
 # ----------------------------------------------------------------------------- before there is work
 
@@ -190,15 +188,12 @@ def warm_up(rehearsals: int) -> None:
     """Run in the zygote, once: what every worker needs is then in pages that they share. After
     `ADAPTED` rehearsals Python has adapted the code to the types that it meets, which would change
     the pages of that code in each worker."""
-    pipe = os.pipe()
     for _ in range(rehearsals):
         for full in (True, False):
-            rehearse(Interrupts(pipe[0]), full=full)
-    for each in pipe:
-        os.close(each)
+            rehearse(full=full)
 
 
-def rehearse(interrupts: Interrupts, *, full: bool = False) -> None:
+def rehearse(*, full: bool = False) -> None:
     """Run a function by value on this process itself, from its message to its report. A `full`
     rehearsal also goes through what is not worth the time while tasks follow fast: the setup of a
     worker with a share of a device, and an array in shared memory as argument and result."""
@@ -221,7 +216,9 @@ def rehearse(interrupts: Interrupts, *, full: bool = False) -> None:
         last=False,
     )
     remote = KernelClient(ours)
-    runner = TaskRunner(remote, interrupts)
+    # Not the interrupts of the worker: they may be meant for a task that comes meanwhile.
+    pipe = os.pipe()
+    runner = TaskRunner(remote, Interrupts(pipe[0]))
     try:
         theirs.send_encoded(encode(work), [each.fileno() for each in arguments.segments])
         message, descriptors = remote.next_message()
@@ -236,6 +233,8 @@ def rehearse(interrupts: Interrupts, *, full: bool = False) -> None:
             os.environ.pop(_REHEARSAL, None)
             usage.begin(())
             memory.rehearse()
+        for end in pipe:
+            os.close(end)
         ours.close()
         theirs.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from gpunb.protocol import messages as msg
 from gpunb.protocol.channel import Channel, decode_trusted
 from gpunb.worker import main
+from gpunb.worker.interrupts import NOTICE, WAKE
+from gpunb.worker.task_runner import TaskRunner
 
 TRACES_OF_CELL = """
 import random, sys, warnings
@@ -38,7 +41,6 @@ TRACES_OF_TASKS = """
 import os, sys
 import numpy
 from gpunb.worker import main
-from gpunb.worker.interrupts import Interrupts
 from gpunb.worker.limits import usage
 
 def traces():
@@ -47,10 +49,9 @@ def traces():
         os.getcwd(), usage._devices, os.listdir("/proc/self/fd"),
     )
 
-reading, writing = os.pipe()
 for full in (False, True):
     before = traces()
-    main.rehearse(Interrupts(reading), full=full)
+    main.rehearse(full=full)
     assert traces() == before, (full, before, traces())
 """
 
@@ -89,7 +90,7 @@ def test_a_worker_rehearses_only_while_no_message_comes(
             raise ValueError("a rehearsal that fails does no harm")
 
         monkeypatch.setattr(
-            main, "rehearse", lambda _, full=False: note("large task" if full else "task")
+            main, "rehearse", lambda full=False: note("large task" if full else "task")
         )
         monkeypatch.setattr(main, "rehearse_cell", lambda: note("cell"))
         for each in messages:
@@ -98,3 +99,33 @@ def test_a_worker_rehearses_only_while_no_message_comes(
     for descriptor in (reading, writing):
         os.close(descriptor)
     assert done == rehearsed
+
+
+def test_an_interrupt_during_a_rehearsal_is_kept_for_its_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = Channel.pair()
+    reading, writing = os.pipe()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, WAKE)}
+    with theirs, ours:
+        kernel = Channel(theirs)
+        loop = main.WorkerLoop(Channel(ours, decode_trusted), reading)
+        call = TaskRunner.call
+
+        def interrupted(*arguments: Any) -> Any:
+            os.write(writing, NOTICE.pack(7, 1))
+            os.kill(os.getpid(), signal.SIGINT)
+            kernel.send(msg.Retired())
+            return call(*arguments)
+
+        monkeypatch.setattr(TaskRunner, "call", interrupted)
+        monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+        try:
+            loop._interrupts.listen()
+            loop._serve()
+            assert loop._interrupts.was_early((7, 1))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    for descriptor in (reading, writing):
+        os.close(descriptor)

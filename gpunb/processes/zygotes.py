@@ -134,8 +134,9 @@ class Zygotes:
 
     def end_if_replaced(self, generation: Generation) -> None:
         """End a zygote that nothing needs."""
-        children = any(each.parent is generation for each in self._live.values())
-        if generation.replaced and not generation.processes and not children:
+        if not generation.replaced or generation.processes:
+            return
+        if not any(each.parent is generation for each in self._live.values()):
             self.forget(generation)
 
     def forget(self, generation: Generation) -> None:

@@ -27,6 +27,7 @@ import cloudpickle
 
 from gpunb.data import serialize
 from gpunb.data.segments import Segment
+from gpunb.exceptions import OutOfMemoryError
 from gpunb.protocol import backend
 from gpunb.protocol import messages as msg
 from gpunb.protocol.channel import Channel, ChannelClosed, decode_trusted, encode
@@ -189,15 +190,15 @@ def warm_up(rehearsals: int) -> None:
     `ADAPTED` rehearsals Python has adapted the code to the types that it meets, which would change
     the pages of that code in each worker."""
     for _ in range(rehearsals):
-        for full in (True, False):
-            rehearse(full=full)
+        with contextlib.suppress(OSError, OutOfMemoryError):  # small tasks need no shared memory
+            rehearse(full=True)
+        rehearse()
 
 
 def rehearse(*, full: bool = False) -> None:
     """Run a function by value on this process itself, from its message to its report. A `full`
     rehearsal also goes through what is not worth the time while tasks follow fast: the setup of a
     worker with a share of a device, and an array in shared memory as argument and result."""
-    ours, theirs = (Channel(each, decode_trusted) for each in Channel.pair())
     arguments = serialize.dumps(((_array() if full else 1, [2]), {"c": "3"}))
     setup = msg.Setup({_REHEARSAL: "1"}, (0,), None, sys.path[:], sys.argv[:], follow=True)
     work = msg.Execute(
@@ -215,28 +216,29 @@ def rehearse(*, full: bool = False) -> None:
         retry=False,
         last=False,
     )
-    remote = KernelClient(ours)
-    # Not the interrupts of the worker: they may be meant for a task that comes meanwhile.
-    pipe = os.pipe()
-    runner = TaskRunner(remote, Interrupts(pipe[0]))
-    try:
+    with contextlib.ExitStack() as undo:
+        ours, theirs = (Channel(each, decode_trusted) for each in Channel.pair())
+        undo.callback(ours.close)
+        undo.callback(theirs.close)
+        # Not the interrupts of the worker: they may be meant for a task that comes meanwhile.
+        pipe = os.pipe()
+        for end in pipe:
+            undo.callback(os.close, end)
+        if full:
+            undo.callback(os.environ.pop, _REHEARSAL, None)
+            undo.callback(usage.begin, ())
+        remote = KernelClient(ours)
         theirs.send_encoded(encode(work), [each.fileno() for each in arguments.segments])
         message, descriptors = remote.next_message()
         assert isinstance(message, msg.Execute)
-        runner.execute(message, [Segment.adopt(each) for each in descriptors])
+        segments = [Segment.adopt(each) for each in descriptors]
+        TaskRunner(remote, Interrupts(pipe[0])).execute(message, segments)
         data, descriptors = theirs.receive_raw()
         for each in descriptors:
             os.close(each)
         decode_trusted(data)
-    finally:
         if full:
-            os.environ.pop(_REHEARSAL, None)
-            usage.begin(())
             memory.rehearse()
-        for end in pipe:
-            os.close(end)
-        ours.close()
-        theirs.close()
 
 
 def rehearse_cell() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpunb.data import segments
 from gpunb.protocol import messages as msg
 from gpunb.protocol.channel import Channel, decode_trusted
 from gpunb.worker import main
@@ -62,6 +64,20 @@ def test_nothing_is_left_of_a_rehearsal(traces: str) -> None:
         [sys.executable, "-c", traces], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_zygote_without_shared_memory_warms_up_for_small_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[str] = []
+
+    def no_file() -> int:
+        failed.append("a file")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(segments, "memory_file", no_file)
+    main.warm_up(1)
+    assert failed
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,15 +126,19 @@ def test_ranks_that_are_shown_have_their_number_before_each_line(notebook: Kerne
     assert not shown.displayed
 
 
-def test_the_error_of_a_rank_is_that_of_the_cell_and_names_the_rank(notebook: Kernel) -> None:
+def test_the_error_of_a_rank_is_that_of_the_cell_and_names_the_rank(
+    notebook: Kernel, tmp_path: Path
+) -> None:
+    os.mkfifo(both := tmp_path / "both")  # to open it, each rank waits for the other
     code = (
         "%%gpu 1 --ranks 2\nbefore = 'bound'\n"
+        f"open('{both}', 'r' if rank() else 'w').close()\n"
         "if rank() == 1:\n    raise ValueError('no such batch')\nthreading.Event().wait()"
     )
     failed = notebook(code)
     assert (failed.ename, failed.evalue) == ("ValueError", "no such batch")
     lines = plain(failed.traceback)
-    assert re.search(r"Cell In\[\d+\], line 4", lines)
+    assert re.search(r"Cell In\[\d+\], line 5", lines)
     assert "rank 1 of 2" in lines.splitlines()[-1]
     assert notebook.value("before") == "bound"
     assert states_of_ranks(notebook) == ["cancelled", "failed"]

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from gpunb.engine.share_checks import ShareChecks
     from gpunb.engine.state import EngineState
 
-SIGN = 5.0
-"""Seconds between two signs that this session still waits."""
+SIGN = 1.0
+"""Seconds between two looks of a session that waits. It is woken only for its turn; these looks are
+signs that it lives, and keep its texts on who holds what up to date."""
 
 GLANCE = 0.02
 """Seconds that the first task with a device waits for the processes on it to be known. Its worker
@@ -35,6 +36,11 @@ boots meanwhile."""
 _RETRY = 0.05
 _SELDOM = 0.5
 """Seconds until a failed step is tried again: the first pause, and the longest one."""
+
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.1
+"""Seconds for which a session that waits does not listen, after it was woken in vain: twice the
+first pause, and twice as long each further time until it takes a lease."""
 
 _WATCHED = 64
 """The number of sessions whose end is watched."""
@@ -68,6 +74,7 @@ class Leases:
         self._checked_use = False
         self._peers: dict[bytes, int] = {}
         self._watched_fifo = -1
+        self._woken = 0  # times since the last lease
         self._ticking = False
         self._retrying = False
         self._wait = _RETRY
@@ -158,6 +165,7 @@ class Leases:
         try:
             if self.ledger.take(shares, lasting=lasting, job=name):
                 self._held.setdefault(run.worker, []).append((shares, lasting))
+                self._woken = 0
                 self._watch_fifo()
                 return True
             self._look()
@@ -285,9 +293,22 @@ class Leases:
             self._engine.loop.after(SIGN, self._tick)
 
     def _on_fifo(self) -> None:
-        if self.ledger is not None:
-            self.ledger.clear_fifo()
-            self.look()
+        if self.ledger is None:
+            return
+        self.ledger.clear_fifo()
+        self._woken += 1
+        self.look()
+        if self._claim is None:
+            self._woken = 0
+        elif self._woken and self._watched_fifo >= 0:
+            # While others take and give back what is of no use here, looks could take all the time.
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._woken, 10))
+            self._engine.loop.pause(self._watched_fifo, True)
+            self._engine.loop.after(pause, functools.partial(self._listen, self._watched_fifo))
+
+    def _listen(self, fifo: int) -> None:
+        if fifo == self._watched_fifo:
+            self._engine.loop.pause(fifo, False)
 
     def look(self) -> None:
         """Read the ledger, and feed the scheduler the changes of other sessions."""
@@ -303,9 +324,9 @@ class Leases:
 
     def _look(self) -> None:
         assert self.ledger is not None
-        if self._claim is not None:
-            self._watch_peers()
         view = self.ledger.look()
+        if self._claim is not None and not self._watch_peers():
+            view = self.ledger.look()
         self._watch_fifo()
         self._problem, self._wait, self._twice = None, _RETRY, view.twice
         self._report(_event(view, self._reported.used))
@@ -333,23 +354,27 @@ class Leases:
                 self._sampler.warn(event.circle)
             self._engine.feed(event)
 
-    def _watch_peers(self) -> None:
-        """Watch for the end of the sessions that hold what this one waits for."""
+    def _watch_peers(self) -> bool:
+        """Watch for the end of the sessions that hold what this one waits for. False if one of
+        them has ended since the last look."""
         assert self.ledger is not None
+        all_live = True
         for peer in self.ledger.peers():
-            if peer not in self._peers and len(self._peers) < _WATCHED:
-                descriptor = self.ledger.watch(peer)
-                if descriptor is not None:
-                    try:
-                        on_end = functools.partial(self._on_peer_end, peer)
-                        self._engine.loop.watch(descriptor, on_end)
-                    except OSError:
-                        os.close(descriptor)
-                        self._retry_later()  # calls `look`, which tries this again
-                        return
-                    self._peers[peer] = descriptor
-                    # Only the end matters: the bytes in the FIFO are for its session.
-                    self._engine.loop.pause(descriptor, True)
+            if peer in self._peers or len(self._peers) >= _WATCHED:
+                continue
+            if (descriptor := self.ledger.watch(peer)) is None:
+                all_live = False
+                continue
+            try:
+                self._engine.loop.watch(descriptor, functools.partial(self._on_peer_end, peer))
+            except OSError:
+                os.close(descriptor)
+                self._retry_later()  # calls `look`, which tries this again
+                break
+            self._peers[peer] = descriptor
+            # Only the end matters: the bytes in the FIFO are for its session.
+            self._engine.loop.pause(descriptor, True)
+        return all_live
 
     def _on_peer_end(self, peer: bytes) -> None:
         self._unwatch_peer(peer)

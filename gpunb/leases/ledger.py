@@ -7,7 +7,7 @@ A lease lasts until the session gives it back or its last process is gone (`live
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -57,6 +57,7 @@ class Ledger(Membership):
         self._keys = {digest(key): key for key in devices}
         self._numbers = {key: number for number, key in self._keys.items()}
         self._abouts: dict[bytes, Mapping[str, Any]] = {}
+        self._given: set[int] = set()
         super().__init__(path, about, patient=patient, make=make)
 
     # ------------------------------------------------------------------------------------- leases
@@ -95,6 +96,7 @@ class Ledger(Membership):
                 # The lease is in no file, and the caller does not get it.
                 self.give(shares, lasting=lasting)
                 raise
+        self._ring_next(others, wanted)
         return True
 
     def give(self, shares: Mapping[str, int], *, lasting: bool) -> None:
@@ -107,16 +109,18 @@ class Ledger(Membership):
             stake.stuck = min(stake.stuck, stake.held)
             if stake.empty:
                 del self.record.stakes[number]
+            self._given.add(number)
 
     def publish(self) -> None:
-        """Write this session's record, and wake the sessions that wait.
+        """Write this session's record, and wake the sessions whose turn it is now.
 
         Raises:
             Busy: the ledger cannot be used now.
         """
         with self._locked as others:
             self._write()
-        self._ring(each for each in others if each.waits)
+        self._ring_next(others, self._given)
+        self._given = set()
 
     def claim(
         self,
@@ -137,7 +141,7 @@ class Ledger(Membership):
         me, now = self.record, time.monotonic()
         totals = {self._numbers[key]: units for key, units in (wanted or {}).items()}
         with self._locked as others:
-            before = {number for number, stake in me.stakes.items() if stake.wanted}
+            before = {number: stake.wanted for number, stake in me.stakes.items() if stake.wanted}
             if wanted is None:
                 me.ticket = 0
             elif not me.waits:
@@ -153,8 +157,11 @@ class Ledger(Membership):
                 if stake.empty:
                     del me.stakes[number]
             self._write()
-        touched = before | totals.keys()
-        self._ring(each for each in others if each.waits or any(map(each.held, touched)))
+        touched = before.keys() | totals.keys()
+        self._ring(each for each in others if any(map(each.held, touched)))
+        self._ring(records.find_circle(me, others))
+        fewer = {number for number, units in before.items() if me.wanted(number) < units}
+        self._ring_next(others, fewer)
 
     # ------------------------------------------------------------------------------------- others
 
@@ -168,9 +175,10 @@ class Ledger(Membership):
         with self._locked as known:
             if not liveness.is_in_folder(self._folder, self.record.id, self.fifo):
                 self._ensure_fifo()
-            others = self._without_the_dead(known)
+            # A session without leases or wishes makes no difference, whether it lives or not.
+            others = self._without_the_dead([each for each in known if each.stakes])
             self._write()
-            self._settle(others)
+            self._settle(self._others())
         outside: dict[str, tuple[int, int, str]] = {}
         wanted, twice = set(), {}
         totals = records.held_totals([self.record, *others])
@@ -197,9 +205,9 @@ class Ledger(Membership):
             liveness.clear(self.fifo)
 
     def peers(self) -> list[bytes]:
-        """Return the sessions that hold or want devices of this session."""
+        """Return the sessions that held or wanted devices of this session at the last look."""
         ours = self._keys.keys()
-        return [each.id for each in self._read_others() if not ours.isdisjoint(each.stakes)]
+        return [each.id for each in self._others() if not ours.isdisjoint(each.stakes)]
 
     def pids(self) -> set[int]:
         """Return the pids of all kernels in the ledger, with this one."""
@@ -213,6 +221,13 @@ class Ledger(Membership):
             for each in self._read_others()
             if each.held(number) and self._is_alive(each)
         ]
+
+    def _ring_next(self, others: Sequence[SessionRecord], devices: Iterable[int]) -> None:
+        """Wake the sessions whose turn it may be after a change on these devices."""
+        if any(each.waits for each in others):
+            everybody = [self.record, *others]
+            found = records.next_in_turn(everybody, devices, time.monotonic())
+            self._ring(each for each in found if each is not self.record)
 
     def _ring(self, sessions: Iterable[SessionRecord]) -> None:
         liveness.notify(self._folder, [each.id for each in sessions])

@@ -279,12 +279,21 @@ def held_totals(everybody: Iterable[SessionRecord]) -> Totals:
 def _goes_first(
     waiter: SessionRecord, me: SessionRecord, device: int, now: float, totals: Totals
 ) -> bool:
-    # A sign from the future does not count: its clock differs, or it was forged.
-    if not waiter.waits or abs(now - waiter.seen) > STALE:
+    if not _is_present(waiter, now):
         return False
     if me.waits and me.turn < waiter.turn and me.wanted(device):
         return False
-    return now - waiter.asked >= AGE or me.held(device) > 0 or _fits_now(waiter, totals)
+    return me.held(device) > 0 or _is_due(waiter, now, totals)
+
+
+def _is_present(waiter: SessionRecord, now: float) -> bool:
+    """Whether the session waits and has given a sign lately."""
+    # A sign from the future does not count: its clock differs, or it was forged.
+    return waiter.waits and abs(now - waiter.seen) <= STALE
+
+
+def _is_due(waiter: SessionRecord, now: float, totals: Totals) -> bool:
+    return now - waiter.asked >= AGE or _fits_now(waiter, totals)
 
 
 def _fits_now(waiter: SessionRecord, totals: Totals) -> bool:
@@ -301,6 +310,30 @@ def may_take(
 ) -> bool:
     """Whether the session may take all these units now."""
     return all(room(me, others, device, now) >= units for device, units in shares.items())
+
+
+def next_in_turn(
+    everybody: Sequence[SessionRecord], devices: Iterable[int], now: float
+) -> list[SessionRecord]:
+    """Return the waiting sessions whose turn it may be after a change on these devices.
+
+    The sessions that want a device come first, in their order, and what they want is not free for
+    those behind them. If something is left, any session that waits may have a use for it.
+    """
+    totals = held_totals(everybody)
+    waiting = sorted([each for each in everybody if each.waits], key=lambda each: each.turn)
+    changed, found = set(devices), dict[bytes, SessionRecord]()
+    # Who may have another device depends on whether all that those before want is free.
+    wishes = [{at for at, stake in each.stakes.items() if stake.wanted} for each in waiting]
+    for device in changed.union(*(each for each in wishes if not changed.isdisjoint(each))):
+        free = UNIT - totals.get(device, 0)
+        for each in sorted(waiting, key=lambda each: not each.wanted(device)):
+            if free <= 0:
+                break
+            found[each.id] = each
+            if _is_present(each, now) and _is_due(each, now, totals):
+                free -= max(0, each.wanted(device) - each.held(device))
+    return list(found.values())
 
 
 def next_ticket(everybody: Iterable[SessionRecord]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpunb import accelerators
-from gpunb.leases import ledger_file
+from gpunb.leases import ledger_file, liveness
 from gpunb.leases.leases import Leases
 from gpunb.leases.ledger import Ledger
 from gpunb.scheduler import events as ev
@@ -109,3 +110,25 @@ def test_lease_refused_without_a_known_reason_is_tried_again_only_after_a_pause(
     on_loop(leases, refused)
     assert found == [1]
     eventually(lambda: len(looks) > 1, "it looks again after a pause")
+
+
+def test_a_session_that_is_woken_in_vain_again_and_again_looks_seldom(leases, tmp_path):
+    other = Ledger(tmp_path, [KEY], {})
+    other.take({KEY: UNIT}, lasting=False, job="train")
+    on_loop(leases, leases.open)
+    on_loop(leases, lambda: leases.claim(ev.Claim(((KEY, UNIT),))))
+    looks: list[Any] = []
+    look = leases.look
+    leases.look = lambda: (looks.append(1), look())
+    ended = time.monotonic() + 0.5
+    while time.monotonic() < ended:
+        liveness.notify(leases.ledger._folder, [leases.ledger.record.id])
+        time.sleep(0.001)  # by the clock: the pauses between looks are
+    assert len(looks) <= 15
+    other.give({KEY: UNIT}, lasting=False)
+    other.publish()
+    eventually(lambda: not leases._reported.shares, "it has seen the end of the lease")
+    assert on_loop(leases, lambda: leases.take(RUN, "train", lasting=False))
+    assert not leases._woken
+    on_loop(leases, lambda: leases.gone(1))
+    other.close()

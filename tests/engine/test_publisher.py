@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from gpunb.engine.faults import Faults
-from gpunb.engine.publisher import INTERVAL, PULSE, StatusPublisher, timeless
+from gpunb.engine.publisher import INTERVAL, PULSE, SHARE, StatusPublisher, timeless
 from gpunb.system.loop import Loop
 
 EMPTY: dict[str, Any] = {"running": [], "waiting": [], "actors": [], "devices": [], "queued": 0}
@@ -119,6 +120,27 @@ def test_watcher_is_sent_snapshots_at_its_own_pace(
     session.publisher.changed()
     sent = watch.sent
     assert session.clock.reach() >= sent + interval
+
+
+def test_snapshots_that_cost_much_come_seldom(session: Session) -> None:
+    watcher = Watcher()
+    watch = session.publisher.watch(watcher)
+    spent = 0.1
+    snapshot = session.snapshot
+
+    def costly() -> dict[str, Any]:
+        begun = time.thread_time()
+        while time.thread_time() < begun + spent:
+            pass
+        return snapshot()
+
+    session.publisher._snapshot = costly
+    session.clock.reach()
+    session.status["queued"] = 1
+    session.publisher.changed()
+    sent = watch.sent
+    assert session.clock.reach() >= sent + spent / SHARE
+    assert session.clock.timers[0][0] >= watch.sent + spent / SHARE
 
 
 @pytest.mark.parametrize(("asked", "pause"), [(0.0, PULSE), (2.5, 2.5)])

@@ -39,6 +39,7 @@ TOPICS = (
     "sweeps",
     "ranks",
     "browser",
+    "growth",
 )
 OUT = Path(__file__).parent / "out"
 

@@ -47,6 +47,20 @@ def available() -> int:
         return least
 
 
+@probe.by_value
+def ends(values: Any) -> float:
+    """A task that reads an array."""
+    return float(values[0] + values[-1])
+
+
+@probe.by_value
+def made(count: int) -> Any:
+    """A task that makes an array."""
+    import numpy
+
+    return numpy.ones(count)
+
+
 def transfers(nbytes: int, n: int) -> Result:
     """In turns: a.copy(), argument, a.copy(), put for 8 tasks, a.copy(), result.
 
@@ -61,30 +75,20 @@ def transfers(nbytes: int, n: int) -> Result:
     sessions.start(4)
     array = np.random.default_rng(0).random(nbytes // 8)
 
-    @gpunb.remote(num_gpus=0.5)
-    @probe.by_value
-    def ends(values: Any) -> float:
-        return float(values[0] + values[-1])
-
-    @gpunb.remote(num_gpus=0.5)
-    @probe.by_value
-    def made(count: int) -> Any:
-        import numpy
-
-        return numpy.ones(count)
+    reads, makes = (gpunb.remote(num_gpus=0.5)(each) for each in (ends, made))
 
     def argument() -> None:
-        gpunb.get(ends.remote(array))
+        gpunb.get(reads.remote(array))
 
     def put() -> None:
         ref = gpunb.put(array)
-        gpunb.get([ends.remote(ref) for _ in range(USERS)])
+        gpunb.get([reads.remote(ref) for _ in range(USERS)])
 
     def put_again() -> None:
-        gpunb.get([ends.remote(kept) for _ in range(USERS)])
+        gpunb.get([reads.remote(kept) for _ in range(USERS)])
 
     def returned() -> None:
-        result = gpunb.get(made.remote(array.size))
+        result = gpunb.get(makes.remote(array.size))
         assert result[0] == result[-1] == 1.0
 
     kept = gpunb.put(array)

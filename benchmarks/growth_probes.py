@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from benchmarks import bench_core, probe, processes, sessions
 from benchmarks import data as arrays
 from benchmarks.actors import Plain
 from benchmarks.lines import Result
+from benchmarks.peers import timed
 from benchmarks.probe import by_value
 
 REST, IDLE = 8.0, 4.0
@@ -28,17 +28,6 @@ REST, IDLE = 8.0, 4.0
 def stays() -> None:
     """A task that keeps its device."""
     time.sleep(3600)
-
-
-def timed(what: Callable[[], Any], n: int, pause: float = 0.0) -> list[float]:
-    """Seconds of each of so many calls."""
-    seconds = []
-    for _ in range(n):
-        start = time.perf_counter()
-        what()
-        seconds.append(time.perf_counter() - start)
-        time.sleep(pause)
-    return seconds
 
 
 def idle_share() -> float:
@@ -75,10 +64,10 @@ def devices(n: int) -> Result:
         time.sleep(0.1)
     found = {
         "init until all is ready": [ready],
-        "fresh GPU task": timed(lambda: gpunb.get(task.remote()), 100, 0.02),
+        "fresh GPU task": timed(lambda: gpunb.get(task.remote()), 100, pause=0.02),
         "a task on each device at once, for each": [
             each / n
-            for each in timed(lambda: gpunb.get([task.remote() for _ in range(n)]), 20, 0.2)
+            for each in timed(lambda: gpunb.get([task.remote() for _ in range(n)]), 20, pause=0.2)
         ],
         "status()": timed(gpunb.status, 100),
     }
@@ -162,13 +151,13 @@ def workers(n: int) -> Result:
         with contextlib.suppress(gpunb.exceptions.ActorDiedError):
             gpunb.get(actor.nothing.remote())
 
-    found = {"make an actor": timed(make, 6, 0.1)[1:]}
-    found["kill an actor, until a call of it fails"] = timed(kill, 5, 0.1)
+    found = {"make an actor": timed(make, 5, before=1, pause=0.1)}
+    found["kill an actor, until a call of it fails"] = timed(kill, 5, pause=0.1)
     call = more[0].nothing.remote
     found["a call of one"] = timed(lambda: gpunb.get(call()), 1000)
     found["a call of each at once, for each"] = [
         each / n
-        for each in timed(lambda: gpunb.get([x.nothing.remote() for x in actors]), 50, 0.02)
+        for each in timed(lambda: gpunb.get([x.nothing.remote() for x in actors]), 50, pause=0.02)
     ]
     found["status()"] = timed(gpunb.status, 100)
     found["memory (PSS) of each"] = [(processes.descendants()["bytes"] - before) / n]
@@ -227,7 +216,9 @@ def _beside(others: list[Any], n: int) -> Result:
     task = sessions.empty(num_gpus=1)
     gpunb.get([task.remote() for _ in range(5)])
     found = {
-        "fresh GPU task beside idle kernels": timed(lambda: gpunb.get(task.remote()), 100, 0.02)
+        "fresh GPU task beside idle kernels": timed(
+            lambda: gpunb.get(task.remote()), 100, pause=0.02
+        )
     }
     found["idle: processor time of each, of a core"] = [idle_share() / n]
     tasks = 20
@@ -261,17 +252,7 @@ def data(n: int) -> Result:
     sessions.start(4)
     array = np.ones(n // 8)
 
-    @gpunb.remote(num_gpus=0.5)
-    @by_value
-    def ends(values: Any) -> float:
-        return float(values[0] + values[-1])
-
-    @gpunb.remote(num_gpus=0.5)
-    @by_value
-    def made(count: int) -> Any:
-        import numpy
-
-        return numpy.ones(count)
+    ends, made = (gpunb.remote(num_gpus=0.5)(each) for each in (arrays.ends, arrays.made))
 
     def argument() -> None:
         gpunb.get(ends.remote(array))

@@ -74,7 +74,7 @@ class Leases:
         self._checked_use = False
         self._peers: dict[bytes, int] = {}
         self._watched_fifo = -1
-        self._woken = 0  # times since the last lease
+        self._woken = 0  # times in which it has waited, since its last lease
         self._ticking = False
         self._retrying = False
         self._wait = _RETRY
@@ -129,6 +129,7 @@ class Leases:
         for peer in list(self._peers):
             self._unwatch_peer(peer)
         self._engine.loop.unwatch(self._watched_fifo)
+        self._watched_fifo = -1
         self.ledger.close()
         self.ledger = None
 
@@ -256,6 +257,8 @@ class Leases:
         """Publish the shares that this session waits for, and watch for their return."""
         self._claim = claim if claim.shares is not None else None
         self._unclaimed = None
+        if self._claim is None:
+            self._woken = 0
         if self.ledger is None:
             return
         wanted = None if claim.shares is None else self._of_shared(claim.shares)
@@ -296,11 +299,10 @@ class Leases:
         if self.ledger is None:
             return
         self.ledger.clear_fifo()
-        self._woken += 1
+        if self._claim is not None:
+            self._woken += 1
         self.look()
-        if self._claim is None:
-            self._woken = 0
-        elif self._woken and self._watched_fifo >= 0:
+        if self._woken and self._watched_fifo >= 0:
             # While others take and give back what is of no use here, looks could take all the time.
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._woken, 10))
             self._engine.loop.pause(self._watched_fifo, True)

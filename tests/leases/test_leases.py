@@ -132,3 +132,16 @@ def test_a_session_that_is_woken_in_vain_again_and_again_looks_seldom(leases, tm
     assert not leases._woken
     on_loop(leases, lambda: leases.gone(1))
     other.close()
+
+
+def test_a_session_that_does_not_wait_is_never_woken_in_vain(leases, tmp_path):
+    other = Ledger(tmp_path, [KEY], {})
+    other.take({KEY: UNIT}, lasting=False, job="train")
+    on_loop(leases, leases.open)
+    on_loop(leases, lambda: leases.claim(ev.Claim(((KEY, UNIT),))))
+    on_loop(leases, leases._on_fifo)
+    assert leases._woken == 1
+    on_loop(leases, lambda: leases.claim(ev.Claim(None)))
+    on_loop(leases, leases._on_fifo)
+    assert leases._woken == 0
+    other.close()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,17 @@ if not os.environ[MARK].endswith(part := os.environ.get("PYTEST_XDIST_WORKER", "
     os.environ[MARK] += part  # several processes run the tests, and each looks for its own
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@contextlib.contextmanager
+def forked() -> Iterator[int]:
+    """Fork this process, and wait for the child, which must end in the block. Yields as `os.fork`
+    returns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads, on purpose
+        child = os.fork()
+    yield child
+    os.waitpid(child, 0)
 
 
 def alive(pid: int) -> bool:

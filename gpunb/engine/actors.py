@@ -69,6 +69,12 @@ class ActorRecord:
         return "session" if self.new.namespace.startswith(SESSIONS) else "actor"
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether it runs one call at a time, on the main thread of its process."""
+        rules = self.new.rules
+        return rules.max_concurrency == 1 and not rules.groups and not self.new.concurrent
+
+    @property
     def label(self) -> str:
         return f"{self.title or self.class_name} (#{self.id})"
 

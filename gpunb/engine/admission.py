@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 from gpunb.data.serialize import Payload
@@ -169,10 +170,22 @@ class Admission:
             rules = call.new.rules
             engine.feed(ev.ActorCreated(job.id, call.spec, rules, tuple(needs), above, cleanup))
         elif call.actor:
-            event = ev.CallSubmitted(job.id, call.actor, call.spec, tuple(needs), above, cleanup)
-            engine.feed(event)
+            alike = job.alike = self._alike(job)
+            engine.feed(
+                ev.CallSubmitted(job.id, call.actor, call.spec, tuple(needs), above, cleanup, alike)
+            )
         else:
             engine.feed(ev.Submitted(job.id, call.spec, tuple(needs), above, cleanup))
+
+    def _alike(self, job: Job) -> Hashable:
+        """Return what calls have in common that may be sent ahead together: above all the place of
+        their output. None for a call that is not sent ahead."""
+        call, actor = job.call, self._engine.actors.get(job.call.actor)
+        if actor is None or not actor.one_by_one or job.streams:
+            return None
+        if call.inputs or call.arguments.segment is not None:
+            return None
+        return call.spec.name, call.spec.owner, type(job.sink), job.shown.place
 
 
 def _check_pending(actor: ActorRecord, call: Call, caller: WorkerId) -> None:

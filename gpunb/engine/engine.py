@@ -117,6 +117,9 @@ class Engine(EngineState):
         try:
             while self._events:
                 event = self._events.popleft()
+                if self.ahead and (first := self.ahead.before(event)):
+                    self._events.extendleft([event, *first])
+                    continue
                 now = time.monotonic()
                 try:
                     decisions = self.scheduler.handle(event, now)
@@ -149,7 +152,7 @@ class Engine(EngineState):
         ever. The devices of the task are free when its process is gone."""
         text = f"an internal error: {error!r}"
         match decision:
-            case ev.Run():
+            case ev.Run() | ev.SendAhead():
                 process = self.pool.process(decision.worker)
                 if process is not None:
                     self.pool.banish(process, text)
@@ -225,6 +228,7 @@ class Engine(EngineState):
         """Show text that a worker wrote to a stream: in the output of its job, or of its actor."""
         running = self.by_worker.get(process.worker or 0)
         self._printed(process, self.jobs.get(running[-1]) if running else None, name, data)
+        self.ahead.heard(process)
 
     def _printed(
         self, process: WorkerProcess, job: Job | None, name: str, output: bytes | str
@@ -296,6 +300,8 @@ class Engine(EngineState):
         match decision:
             case ev.Run():
                 self.starts.start(decision)
+            case ev.SendAhead():
+                self.starts.send_ahead(decision)
             case ev.Prepare():
                 self.prepared.start(decision)
             case ev.Park() | ev.Restore():

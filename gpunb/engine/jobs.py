@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -103,6 +103,8 @@ class Job:
         rank: for one of these, its place among them; -1 for their placement group.
         group: for a coordinator, the placement group of its ranks.
         choice: the choice of its share, if earlier runs chose it.
+        alike: what it has in common with the calls with which it may be sent ahead; None if it may
+            not be.
         failure: the error of a cell that may run again with a larger share, to be shown if not.
         shown: its sink, or one that knows nothing.
         ename: the type of the error that a cell showed last.
@@ -130,6 +132,7 @@ class Job:
     rank: int | None = None
     group: ActorId | None = None
     choice: Choice | None = None
+    alike: Hashable = None
     failure: tuple[Mapping[str, Any], list[Payload]] | None = None
     ename: str = ""
     sink: Sink | None = field(init=False)

@@ -111,6 +111,8 @@ class Results:
         what = f"the result of {job.label}"
         # The end of a generator must not overtake its values.
         store.memory.admit_soon(values, what, there, in_order=job.streams)
+        if job.reported is None and job.id in self._engine.jobs:
+            self._engine.ahead.take_back(worker)  # the next call waits for memory, too
 
     def _report(
         self,
@@ -127,7 +129,10 @@ class Results:
             report = tasks.Raised(report.retry, self._spared(job, len(outcomes) - 1))
         # Asked before the event, which settles the first report of a constructor.
         again = engine.actors.constructed_again(job, failure)
-        engine.feed(ev.Finished(message.task, message.attempt, worker, report, message.short))
+        steady = engine.ahead.is_steady(job)
+        engine.feed(
+            ev.Finished(message.task, message.attempt, worker, report, message.short, steady)
+        )
         job.reported = None
         if again:
             engine.jobs.pop(job.id, None)

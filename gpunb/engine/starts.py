@@ -64,9 +64,19 @@ class Starts:
             if not self._prepared.fits(run.worker, process, fitting):
                 return
         self._note_start(run, job, process)
-        self._send(run, job, process, setup)
+        if run.ahead:
+            engine.ahead.begins(run.worker)
+        else:
+            self._send(job, process, setup, attempt=run.attempt, last=run.last)
         if run.allocation.shares:
             self._sampler.begins(job, run.worker, process, run.allocation.shares)
+
+    def send_ahead(self, decision: ev.SendAhead) -> None:
+        """Send a call to a worker that runs another one."""
+        engine = self._engine
+        job, process = engine.jobs[decision.task], engine.pool.process(decision.worker)
+        if process is not None:
+            self._send(job, process, None, attempt=decision.attempt, ahead=True)
 
     def _place(self, run: ev.Run, job: Job) -> None:
         """Take the lease of a placement group, for which no process is started."""
@@ -128,6 +138,7 @@ class Starts:
     def _note_start(self, run: ev.Run, job: Job, process: WorkerProcess | None) -> None:
         """Note in the record of the job which worker has it now."""
         engine = self._engine
+        running = engine.by_worker.setdefault(run.worker, [])
         now = time.monotonic()
         if job.worker is None:
             job.waited = now - job.since
@@ -135,9 +146,13 @@ class Starts:
                 if outcome is not None:
                     engine.store.memory.pin(outcome.payload)
         job.worker, job.attempt, job.process, job.since = run.worker, run.attempt, process, now
-        job.stdout = job.stderr = None  # an error quotes the output of its own attempt only
+        # An error quotes the output of its own attempt only. If the worker began this call before
+        # the kernel knew, what it wrote since may have been taken for that of the call before.
+        before = engine.jobs.get(running[-1]) if run.ahead and running else None
+        job.stdout = before.stdout if before is not None else None
+        job.stderr = before.stderr if before is not None else None
         job.gpus, job.held = self._setups.ids(run.allocation), run.allocation.shares
-        engine.by_worker.setdefault(run.worker, []).append(job.id)
+        running.append(job.id)
 
     def _surroundings(self, job: Job) -> Surroundings:
         """Return the environment, folder and path of the kernel that submitted the job."""
@@ -169,7 +184,14 @@ class Starts:
         )
 
     def _send(
-        self, run: ev.Run, job: Job, process: WorkerProcess, setup: tuple[Any, ...] | None
+        self,
+        job: Job,
+        process: WorkerProcess,
+        setup: tuple[Any, ...] | None,
+        *,
+        attempt: int,
+        last: bool = False,
+        ahead: bool = False,
     ) -> None:
         """Send the task: its code, if the worker does not have it yet, and its first inputs."""
         engine = self._engine
@@ -185,7 +207,7 @@ class Starts:
         wires, segments = serialize.to_wires(values)
         work = msg.Execute(
             task=job.id,
-            attempt=run.attempt,
+            attempt=attempt,
             name=spec.name,
             kind=call.kind,
             setup=setup,
@@ -196,9 +218,12 @@ class Starts:
             late=call.inputs[msg.BATCH :],
             returns=call.returns,
             retry=call.retry,
-            last=run.last,
+            last=last,
             host=engine.actors.move_in(job, process) if call.new is not None else None,
             group=spec.group,
             spin=engine.scheduler.workers.running < self._cpus,  # one is for this process
         )
-        process.outbox.send(work, segments)
+        if ahead:
+            engine.ahead.send(call.actor, process, work)
+        else:
+            process.outbox.send(work, segments)

@@ -12,6 +12,7 @@ from gpunb.engine.job_groups import JobGroups
 from gpunb.engine.jobs import Job, Past
 from gpunb.engine.object_store import Store
 from gpunb.engine.peak_history import PeakHistory
+from gpunb.engine.sent_ahead import SentAhead
 from gpunb.protocol.backend import ObjectId
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.scheduler import Scheduler
@@ -35,6 +36,7 @@ class EngineState(ABC):
         groups: the tasks that belong together.
         by_worker: the tasks that each worker runs, the newest last.
         source: where worker processes come from; None until the engine is open.
+        ahead: the calls that workers were sent ahead.
     """
 
     pool: WorkerPool
@@ -51,6 +53,7 @@ class EngineState(ABC):
         self.groups = JobGroups(self.jobs, self.actors)
         self.faults = Faults()
         self.outlets = Outlets(self.faults)
+        self.ahead = SentAhead(self.feed)
         self.source: ForkSource | SpawnSource | None = None
 
     @abstractmethod

@@ -5,12 +5,19 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from gpunb.data.segments import Segment
 from gpunb.exceptions import OutOfMemoryError
 from gpunb.protocol import messages as msg
 from gpunb.protocol.channel import Channel, ChannelClosed
 from gpunb.system.loop import Loop
+
+
+class Described(Protocol):
+    """What has a descriptor that can be sent."""
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
 
 
 class Outbox:
@@ -35,13 +42,13 @@ class Outbox:
         self._channel = channel
         self._encode = encode
         self._unreachable = unreachable
-        self.waiting: deque[tuple[bytes, Sequence[Segment]]] = deque()
+        self.waiting: deque[tuple[bytes, Sequence[Described]]] = deque()
 
     def size(self) -> int:
         """Return the bytes of the messages that wait."""
         return sum(len(data) for data, _ in self.waiting)
 
-    def send(self, message: msg.Message, segments: Sequence[Segment] = ()) -> None:
+    def send(self, message: msg.Message, segments: Sequence[Described] = ()) -> None:
         """Send a message; do nothing if the process is gone."""
         data = self._encode(message)
         if self.waiting:
@@ -57,7 +64,7 @@ class Outbox:
         except (OSError, OutOfMemoryError):
             self._unreachable()
 
-    def _send_now(self, data: bytes, segments: Sequence[Segment]) -> None:
+    def _send_now(self, data: bytes, segments: Sequence[Described]) -> None:
         descriptors = [each.fileno() for each in segments]
         self._channel.send_encoded(data, descriptors, socket.MSG_DONTWAIT)
 

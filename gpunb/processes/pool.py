@@ -303,6 +303,8 @@ class WorkerPool:
 
     def ended(self, process: WorkerProcess, reason: str) -> None:
         """Forget a process that has ended; report the end of a worker, and replace a standby."""
+        if process.permits is not None:
+            process.permits.take_back()  # what is left now is what it has not begun
         self._forget(process)
         if process in self._standbys:
             self._standbys.remove(process)

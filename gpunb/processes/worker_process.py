@@ -9,6 +9,7 @@ from typing import Any
 from gpunb.processes.outbox import Outbox
 from gpunb.protocol.channel import Channel
 from gpunb.protocol.function_cache import Recent
+from gpunb.protocol.permits import Permits
 from gpunb.scheduler.tasks import WorkerId
 
 
@@ -27,7 +28,9 @@ class WorkerProcess:
         "out",
         "outbox",
         "paced",
+        "permits",
         "pid",
+        "quiet",
         "ready",
         "reason",
         "received_all",
@@ -59,6 +62,9 @@ class WorkerProcess:
         self.surroundings: Any = None
         self.threads = 0  # that its numerical libraries were set to use
         self.paced: set[int] = set()
+        self.quiet = 0
+        """The calls of an actor that ended since the process wrote anything."""
+        self.permits: Permits | None = None
 
     @property
     def holder(self) -> WorkerId:
@@ -71,3 +77,5 @@ class WorkerProcess:
         self.channel.close()
         for descriptor in (self.out, self.err, self.interrupts):
             os.close(descriptor)
+        if self.permits is not None:
+            self.permits.close()

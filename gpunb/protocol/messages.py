@@ -99,6 +99,8 @@ class Execute(NamedTuple):
         host: for a worker that becomes an actor, the fields of `HostedActor`.
         group: the concurrency group of a call; empty for the default one.
         spin: whether the worker may spin while it waits for the next task.
+        permit: the number of the permit that the worker needs to begin a call that was sent ahead;
+            0 for others.
     """
 
     task: int
@@ -117,6 +119,7 @@ class Execute(NamedTuple):
     host: tuple[Any, ...] | None = None
     group: str = ""
     spin: bool = True
+    permit: int = 0
 
 
 class Prepare(NamedTuple):
@@ -158,6 +161,11 @@ class CommMessage(NamedTuple):
 
 class Rehearse(NamedTuple):
     """Go through the steps of a notebook's cell, if no task comes at once."""
+
+
+class Permits(NamedTuple):
+    """Read permits from the pipe whose descriptor comes beside this, as `gpunb.protocol.permits`
+    says."""
 
 
 class Retired(NamedTuple):
@@ -298,6 +306,7 @@ Message: TypeAlias = (
     | ParkReply
     | Imported
     | Rehearse
+    | Permits
 )
 
 _TYPES: tuple[Any, ...] = get_args(Message)

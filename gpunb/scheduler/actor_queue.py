@@ -3,13 +3,17 @@
 Only the first of a line can start, and only once its inputs are there, so that an event costs
 nothing for the calls and callers that wait. Each concurrency group has its own lines and its own
 number of turns, which are the calls that may run at once.
+
+The worker of an actor that runs one call at a time may be sent calls ahead. These have left their
+lines, and start before all others, in the order in which they were sent.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from gpunb.scheduler.tasks import TaskId, TaskSpec
@@ -33,9 +37,13 @@ several groups."""
 
 
 class Calls(Generic[T]):
-    """Calls that wait. In a group with one turn each caller has a line; in others each call has."""
+    """Calls that wait. In a group with one turn each caller has a line; in others each call has.
 
-    __slots__ = ("_free", "_heads", "_in_order", "_lines", "_one", "_tasks", "limits")
+    Attributes:
+        ahead: the calls that were sent ahead.
+    """
+
+    __slots__ = ("_free", "_heads", "_in_order", "_lines", "_one", "_tasks", "ahead", "limits")
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         """`limits`: the number of turns of each group; the name of the default group is empty."""
@@ -43,15 +51,16 @@ class Calls(Generic[T]):
         self._one = len(limits) == 1
         self._in_order = limits[""] == 1
         self._free = dict(limits)
+        self.ahead: deque[T] = deque()
         self._tasks: dict[TaskId, T] = {}
         self._lines: dict[Line, OrderedDict[TaskId, None]] = {}
         self._heads: dict[str, list[tuple[int, TaskId]]] = {group: [] for group in limits}
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._tasks) + len(self.ahead)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._tasks.values())
+        return itertools.chain(self.ahead, self._tasks.values())
 
     def add(self, task: T, *, front: bool = False) -> bool:
         """Let the call wait behind those of its caller, or before them all. Whether it may start
@@ -77,8 +86,10 @@ class Calls(Generic[T]):
     def next(self) -> T | None:
         """Take out the call that starts next, and give it a turn of its group: of those that can
         start in a group, the one that came first."""
+        if self.ahead:
+            return self.begun() if self._free[""] > 0 else None
         for group, heads in self._heads.items():
-            while heads and self._free[group]:
+            while heads and self._free[group] > 0:
                 ident = heapq.heappop(heads)[1]
                 if self._counts(ident):
                     task = self._tasks[ident]
@@ -86,6 +97,32 @@ class Calls(Generic[T]):
                     self._free[group] -= 1
                     return task
         return None
+
+    def send_ahead(self, fits: Callable[[T], bool]) -> T | None:
+        """Choose the call that starts after those that were sent, if it fits, and let it leave its
+        line. None if none fits, or if the actor may run several at once."""
+        if not (self._one and self._in_order):
+            return None
+        heads = self._heads[""]
+        while heads and not self._counts(heads[0][1]):
+            heapq.heappop(heads)
+        if not heads or not fits(task := self._tasks[heads[0][1]]):
+            return None
+        heapq.heappop(heads)
+        self.drop(task)
+        self.ahead.append(task)
+        return task
+
+    def take_back(self, count: int) -> None:
+        """Put the last `count` of the calls that were sent ahead back into their lines."""
+        for _ in range(min(count, len(self.ahead))):
+            self.add(self.ahead.pop(), front=True)
+
+    def begun(self) -> T:
+        """Take out the first call that was sent ahead. It gets a turn even if none is free: its
+        worker has begun it, and the end of the call before is about to be reported."""
+        self._free[""] -= 1
+        return self.ahead.popleft()
 
     def give_turn_back(self, task: T) -> None:
         """The call runs no more."""
@@ -98,6 +135,8 @@ class Calls(Generic[T]):
     def drop(self, task: T) -> None:
         """Take the call out, if it waits here."""
         if self._tasks.pop(task.id, None) is None:
+            if task in self.ahead:
+                self.ahead.remove(task)
             return
         key = self._line(task)
         line = self._lines[key]
@@ -115,6 +154,7 @@ class Calls(Generic[T]):
     def take_all(self) -> list[T]:
         """Take them all out, in the order in which they were handed in."""
         tasks = sorted(self, key=lambda task: task.order)
+        self.ahead.clear()
         self._tasks.clear()
         self._lines.clear()
         for heads in self._heads.values():

@@ -34,6 +34,9 @@ from gpunb.scheduler.tasks import (
 from gpunb.scheduler.timers import Timers
 from gpunb.scheduler.workers import Workers
 
+AHEAD = 8
+"""Calls that are sent ahead to the worker of an actor."""
+
 
 @dataclass(slots=True, eq=False)
 class Actors:
@@ -63,6 +66,7 @@ class Actors:
 
     def call(self, event: ev.CallSubmitted, now: float) -> None:
         task = Task(event.task, event.spec, now, event.parent, event.actor)
+        task.alike = None if event.spec.max_retries else event.alike
         if not self._life.admit(task, event.needs, cleanup=event.cleanup):
             return
         actor = self._state.actors.get(event.actor)
@@ -138,10 +142,21 @@ class Actors:
             self._state.decisions.append(ev.ActorEnded(actor.id, actor.end))
         self._ended.clear()
 
-    def finished(self, task: Task, report: Report, now: float) -> None:
+    def taken_back(self, event: ev.TakenBack, now: float) -> None:
+        """The calls that were sent ahead have begun, except for the last ones."""
+        actor = self._state.actors.get(event.actor)
+        if actor is None or actor.worker is None:
+            return
+        actor.steady = False
+        actor.calls.take_back(event.count)
+        while actor.calls.ahead:
+            self._start(actor, actor.calls.begun(), now, ahead=True)
+
+    def finished(self, task: Task, event: ev.Finished, now: float) -> None:
         """The constructor or a call has finished."""
         assert task.actor is not None
-        actor = self._state.actors[task.actor]
+        actor, report = self._state.actors[task.actor], event.report
+        actor.steady = event.steady
         if task.is_constructor:
             self._constructed(actor, task, report, now)
             return
@@ -187,6 +202,7 @@ class Actors:
         actor.worker = None
         constructor = tasks.get(actor.id)
         lost = sorted((tasks[ident] for ident in actor.running), key=lambda task: task.order)
+        actor.calls.take_back(len(actor.calls.ahead))
         actor.running.clear()
         actor.calls.give_turns_back()
         if not self._may_restart(actor, constructor, lost):
@@ -359,13 +375,37 @@ class Actors:
         if not actor.calls:
             self.parking.set_timer(actor, now)
             return
-        worker = self._state.workers[actor.worker]
-        if worker.killed:
+        if self._state.workers[actor.worker].killed:
             return
-        while actor.calls and (task := actor.calls.next()) is not None:
-            actor.running.add(task.id)
-            task.set_state("running")
-            self._starts.launch(task, worker, now, new=False)
+        started: Task | None = None
+        while actor.calls:
+            ahead = bool(actor.calls.ahead)
+            task = actor.calls.next()
+            if task is None:
+                break
+            started = task
+            self._start(actor, task, now, ahead=ahead)
+        if started is not None and actor.steady:
+            self._send_ahead(actor, started)
+
+    def _start(self, actor: Actor, task: Task, now: float, *, ahead: bool) -> None:
+        assert actor.worker is not None
+        actor.running.add(task.id)
+        task.set_state("running")
+        worker = self._state.workers[actor.worker]
+        self._starts.launch(task, worker, now, new=False, ahead=ahead)
+
+    def _send_ahead(self, actor: Actor, started: Task) -> None:
+        """Send the calls after the one that has just started. A call that started earlier may be
+        over in the worker: its report may wait, while others are handled."""
+        calls, common = actor.calls, (started.alike, started.parent)
+
+        def fits(task: Task) -> bool:
+            return task.alike is not None and (task.alike, task.parent) == common
+
+        while len(calls.ahead) < AHEAD and (task := calls.send_ahead(fits)) is not None:
+            assert actor.worker is not None
+            self._state.decisions.append(ev.SendAhead(task.id, task.attempt + 1, actor.worker))
 
     def _stay_parked(self, actor: Actor) -> None:
         """Nobody needs a parked actor, unless it is just being restored."""

@@ -5,6 +5,7 @@ An event that is late, doubled or meant for an attempt that is over changes noth
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TypeAlias
 
 from gpunb.scheduler.auto_share import Choice
@@ -47,7 +48,8 @@ class CallSubmitted:
     """A method call was submitted by the task `parent`, or by the kernel.
 
     The calls of one caller start in the order of these events, unless the actor runs several at
-    once.
+    once. The worker may be sent a call ahead, while another call of the same caller runs, if both
+    have the same `alike`, which is not None.
     """
 
     task: TaskId
@@ -56,17 +58,31 @@ class CallSubmitted:
     needs: tuple[TaskId, ...] = ()
     parent: TaskId | None = None
     cleanup: bool = False
+    alike: Hashable = None
 
 
 @frozen
 class Finished:
-    """A worker reported the end of an attempt; `short` if the device had too little memory."""
+    """A worker reported the end of an attempt; `short` if the device had too little memory.
+
+    If it is `steady`, the worker may be sent further calls ahead.
+    """
 
     task: TaskId
     attempt: int
     worker: WorkerId
     report: Report
     short: bool = False
+    steady: bool = False
+
+
+@frozen
+class TakenBack:
+    """The worker of an actor has begun the calls that were sent ahead, except for the last `count`,
+    which it will not begin."""
+
+    actor: ActorId
+    count: int
 
 
 @frozen
@@ -233,6 +249,7 @@ Event: TypeAlias = (
     | ActorCreated
     | CallSubmitted
     | Finished
+    | TakenBack
     | WorkerExited
     | Blocked
     | Unblocked
@@ -247,6 +264,17 @@ Event: TypeAlias = (
     | TimeReached
 )
 
+DISTURBING = (
+    CancelRequested,
+    InterruptRequested,
+    KillRequested,
+    ShareExceeded,
+    DeviceLost,
+    TimeReached,
+)
+"""Events that may end a call that waits, or a process. Before these all calls that were sent ahead
+must be taken back, and before a `WorkerExited` those of the worker."""
+
 # ------------------------------------------------------------------------------------- decisions
 
 
@@ -258,6 +286,7 @@ class Run:
         new: start the worker first, pinned to `allocation`.
         last: the worker ends by itself after this task.
         prepared: the worker was prepared, and holds a smaller share of the device until now.
+        ahead: the worker was sent the task ahead, and begins it by itself.
     """
 
     task: TaskId
@@ -267,6 +296,17 @@ class Run:
     new: bool
     last: bool
     prepared: bool = False
+    ahead: bool = False
+
+
+@frozen
+class SendAhead:
+    """Send the worker of an actor a call that it may begin after those that it has, unless the call
+    is taken back. The attempt is that of the `Run` that follows."""
+
+    task: TaskId
+    attempt: int
+    worker: WorkerId
 
 
 @frozen
@@ -374,6 +414,7 @@ class Claim:
 
 Decision: TypeAlias = (
     Run
+    | SendAhead
     | Prepare
     | Park
     | Restore

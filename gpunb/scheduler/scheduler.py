@@ -70,6 +70,8 @@ class Scheduler:
             case ev.Submitted():
                 task = Task(event.task, event.spec, now, event.parent)
                 self.life.admit(task, event.needs, cleanup=event.cleanup)
+            case ev.TakenBack():
+                self.actors.taken_back(event, now)
             case ev.WorkerExited():
                 self._worker_exited(event, now)
             case ev.Blocked():
@@ -119,7 +121,7 @@ class Scheduler:
         worker = self.state.workers[event.worker]
         self.workers.unassign(task, worker)
         if worker.actor is not None:
-            self.actors.finished(task, event.report, now)
+            self.actors.finished(task, event, now)
             return
         if isinstance(event.report, Exited):
             worker.key = None

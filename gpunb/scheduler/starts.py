@@ -74,7 +74,9 @@ class Starts:
             self.launch(task, worker, now, new=new)
         return started
 
-    def launch(self, task: Task, worker: Worker, now: float, *, new: bool) -> None:
+    def launch(
+        self, task: Task, worker: Worker, now: float, *, new: bool, ahead: bool = False
+    ) -> None:
         """Start the next attempt of a task, whose state is "running" already."""
         task.since, task.worker = now, worker.id
         task.attempt += 1
@@ -88,5 +90,5 @@ class Starts:
             return
         self._timers.set_timeout(task, now)
         self._state.decisions.append(
-            ev.Run(task.id, task.attempt, worker.id, worker.allocation, new, last, prepared)
+            ev.Run(task.id, task.attempt, worker.id, worker.allocation, new, last, prepared, ahead)
         )

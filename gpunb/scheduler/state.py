@@ -6,7 +6,7 @@ snapshots. Only `set_state` changes a state. It raises AssertionError if the tab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -77,6 +77,7 @@ class Task:
         depth: a task is deeper than its parent, and than the tasks that wait for it.
         attempt: number of the last attempt, from 1; 0 before the first one.
         queued_since: `since`, as it was before the task got its worker.
+        alike: of a call, as in `CallSubmitted`.
         stop: the reason of the last request to stop this attempt.
         blocked, blocked_on, blocked_count: whether a running task waits, for which tasks, and how
             many of these must end first; no tasks if it waits for something else.
@@ -105,6 +106,7 @@ class Task:
     disowned: bool = False
     settled: bool = False
     queued_since: float = 0.0
+    alike: Hashable = None
 
     def set_state(self, state: TaskState) -> None:
         if state not in TASK_TRANSITIONS[self.state]:
@@ -203,6 +205,7 @@ class Actor:
         restores: how often a parked actor asked for them.
         parkable: whether its worker has not refused to be parked.
         idle_since: time of the end of its last call.
+        steady: whether its worker may be sent calls ahead.
     """
 
     id: ActorId
@@ -221,6 +224,7 @@ class Actor:
     restores: int = 0
     parkable: bool = True
     idle_since: float = 0.0
+    steady: bool = False
 
     def set_state(self, state: ActorState) -> None:
         if state not in ACTOR_TRANSITIONS[self.state]:

@@ -165,10 +165,12 @@ class KernelClient:
     def ask(self, what: Fact, *arguments: Any) -> Any:
         return self._request(verbs.Ask(what, arguments))[0]
 
-    @property
-    def asks(self) -> bool:
-        """Whether a request is under way, or a message is just being sent."""
-        return self.transport.busy
+    def catch_up(self) -> None:
+        """Wait until the kernel has read what this process has sent and written."""
+        # Code that runs in the middle of a request, such as a finalizer, must not make another.
+        with contextlib.suppress(Exception):  # only the place of the text is at stake
+            if os.getpid() == self._pid and not self.transport.busy:
+                self.ask("total")
 
     def context(self) -> Context:
         return _within.get() or self._context

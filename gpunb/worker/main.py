@@ -31,11 +31,12 @@ from gpunb.exceptions import OutOfMemoryError
 from gpunb.protocol import backend
 from gpunb.protocol import messages as msg
 from gpunb.protocol.channel import Channel, ChannelClosed, decode_trusted, encode
+from gpunb.protocol.permits import PermitReader
 from gpunb.system import process_control
 from gpunb.worker.interrupts import Interrupts
 from gpunb.worker.kernel_client import KernelClient
 from gpunb.worker.limits import memory, usage
-from gpunb.worker.streams import flush, stream
+from gpunb.worker.streams import InTurn, flush, stream
 from gpunb.worker.task_runner import TaskRunner
 
 _EXIT_GRACE = 3.0
@@ -108,6 +109,7 @@ class WorkerLoop:
         self._interrupts = Interrupts(interrupts)
         self._remote = KernelClient(channel)
         self._runner = TaskRunner(self._remote, self._interrupts)
+        self._permits: PermitReader
         self._rehearsals: list[tuple[float, Callable[[], None]]] = [
             (_SOON, rehearse),
             (_LATER, functools.partial(rehearse, full=True)),
@@ -123,14 +125,14 @@ class WorkerLoop:
         except ChannelClosed:
             return
 
-    def _serve(self) -> None:
+    def _serve(self) -> None:  # noqa: C901 - one case for each message
         runner = self._runner
         threads: Any = None
         self._rehearse()
         while True:
             message, descriptors = self._remote.next_message()
             match message:
-                case msg.Execute():
+                case msg.Execute() if self._may_begin(message):
                     segments = [Segment.adopt(each) for each in descriptors]
                     if threads is not None:
                         threads.start(message, segments)
@@ -164,10 +166,18 @@ class WorkerLoop:
                     from gpunb.worker import contexts
 
                     self._remote.send(msg.ParkReply(contexts.park(message), message.back))
+                case msg.Permits():
+                    self._permits = PermitReader(*descriptors)
                 case msg.Retired():
                     return
                 case _:
                     pass
+
+    def _may_begin(self, work: msg.Execute) -> bool:
+        """Return False for a call that was sent ahead and that the kernel has taken back."""
+        # What a call writes that was sent ahead comes after the report of the call before.
+        InTurn.first = self._remote.catch_up if work.permit else None
+        return not work.permit or self._permits.take(work.permit)
 
     def _rehearse(self) -> None:
         """Rehearse what is left, while no message comes."""

@@ -10,14 +10,19 @@ from typing import Any
 
 class InTurn(io.FileIO):
     """Standard output or standard error. They are two pipes, so a reader cannot know which text was
-    written first. `turn`, if set, is called before a write to the stream that was not last."""
+    written first. `turn`, if set, is called before a write to the stream that was not last, and
+    `first` before the next write to any of them, once."""
 
     turn: Callable[[], object] | None = None
+    first: Callable[[], object] | None = None
     _last: io.FileIO | None = None
 
     def write(self, data: Any, /) -> int:
         last, InTurn._last = InTurn._last, self
-        if InTurn.turn is not None and last is not None and last is not self:
+        first, InTurn.first = InTurn.first, None
+        if first is not None:
+            first()
+        elif InTurn.turn is not None and last is not None and last is not self:
             InTurn.turn()
         return super().write(data)
 

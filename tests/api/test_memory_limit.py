@@ -425,3 +425,19 @@ def test_bad_values(settings, error, text):
     with pytest.raises(error, match=text):
         gpunb.init(num_cpus=1, num_gpus=0, preload=(), **settings)
     assert not gpunb.is_initialized()
+
+
+def test_results_of_calls_that_wait_for_memory_are_all_there(start, folder):
+    """An actor may have begun its next calls when it gets known that a result has to wait."""
+
+    @gpunb.remote
+    class Values:
+        def value(self, number):
+            return np.full(200_000, number) if number % 4 == 0 else number
+
+    start(num_cpus=2, object_memory="8MiB", spill=folder)
+    actor = Values.remote()
+    for _ in range(3):
+        refs = [actor.value.remote(number) for number in [1] * 40 + list(range(60))]
+        for number, value in enumerate(gpunb.get(refs, timeout=PATIENCE)[40:]):
+            assert (value == number).all() if number % 4 == 0 else value == number

@@ -30,6 +30,7 @@ GOOD = [
     msg.Reply(1, None),
     msg.CommMessage("comm_msg", {}),
     msg.Rehearse(),
+    msg.Permits(),
     msg.Retired(),
     msg.Output(1, "text", {}),
     msg.Execute(1, 1, "f", "call", None, "f", None, ((), 0), (), (), 1, False, False),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunb.scheduler import events as ev
+from gpunb.scheduler.actors import AHEAD
 from gpunb.scheduler.feasibility import NOTHING
 from gpunb.scheduler.placement import Capacity
 from gpunb.scheduler.resources import UNIT, Allocation, Demand, Device, Gang, Machine, Within
@@ -346,7 +347,12 @@ def _check_actors(world: World) -> None:
             concurrency_group(actor.rules, core.tasks[each].spec) for each in actor.running
         )
         for group, limit in actor.rules.limits.items():
-            assert actor.calls._free[group] == limit - running[group] >= 0
+            # A call that was sent ahead and has begun does not wait for a turn.
+            least = -AHEAD if any(core.tasks[each].alike for each in actor.running) else 0
+            assert actor.calls._free[group] == limit - running[group] >= least
+        ahead = [task.id for task in actor.calls.ahead]
+        sent = [each for each in world.ahead.get(actor.worker or 0, []) if each in core.tasks]
+        assert ahead == sent, "the worker knows of other calls"
         assert (actor.end is not None) == (actor.state == "ending")
         if actor.worker is not None:
             worker = core.state.workers[actor.worker]
@@ -398,7 +404,7 @@ def _check_turn(pumps: bool, actor: Actor, waiting: list[Task]) -> None:
     seen: set[tuple[str, TaskId | None]] = set()
     for task in waiting:
         group = concurrency_group(actor.rules, task.spec)
-        if pumps and actor.calls._free[group]:
+        if pumps and actor.calls._free[group] > 0:
             first = actor.rules.limits[group] > 1 or (group, task.parent) not in seen
             assert task.needs or not first, "a call could run and does not"
             seen.add((group, task.parent))

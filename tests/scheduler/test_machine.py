@@ -208,9 +208,10 @@ class Scheduling(RuleBasedStateMachine):
         timeout=st.sampled_from([None, None, 1.0]),
         need=maybe_index,
         parent=some_index,
-        copies=st.sampled_from([1, 2, 3]),
+        copies=st.sampled_from([1, 2, 3, 10]),
         cleanup=seldom,
         waits=st.booleans(),
+        alike=st.sampled_from([None, "a", "a", "b"]),
     )
     def call(
         self,
@@ -223,6 +224,7 @@ class Scheduling(RuleBasedStateMachine):
         copies: int,
         cleanup: bool,
         waits: bool,
+        alike: str | None,
     ) -> None:
         """The kernel or a task calls; a task may then wait for the results."""
         caller = self._parent(parent)
@@ -235,11 +237,31 @@ class Scheduling(RuleBasedStateMachine):
                 retries=retries,
                 cleanup=cleanup,
                 group=("", "one", "two")[at // len(self.actors) % 3],
+                alike=alike,
             )
             for _ in range(copies)
         ]
         if waits and caller in self.world.runs:
             self.world.block(caller, *calls)
+
+    @precondition(lambda self: self.actors)
+    @rule(
+        at=any_index,
+        copies=st.sampled_from([2, 5, 12]),
+        ended=st.sampled_from([1, 1, 2, 5]),
+        parent=maybe_index,
+    )
+    def pipeline(self, at: int, copies: int, ended: int, parent: int | None) -> None:
+        """Calls of an actor follow each other fast."""
+        world, actor = self.world, self.actors[at % len(self.actors)]
+        refused = {each.task for each in world.refused}
+        if actor in world.runs and actor not in refused and actor not in world.blocked:
+            world.finish(actor)
+        caller = self._parent(parent)
+        calls = [world.call(actor, parent=caller, alike="a") for _ in range(copies)]
+        for call in calls[:ended]:
+            if call in world.runs:
+                world.finish(call, steady=True)
 
     @rule(
         bundles=st.lists(any_index, min_size=1, max_size=3),
@@ -319,14 +341,27 @@ class Scheduling(RuleBasedStateMachine):
         which=st.lists(st.tuples(any_index, st.sampled_from(REPORTS)), min_size=1, max_size=6),
         exits=st.booleans(),
         short=seldom,
+        steady=st.booleans(),
     )
-    def finish(self, which: list[tuple[int, Report]], exits: bool, short: bool) -> None:
+    def finish(
+        self, which: list[tuple[int, Report]], exits: bool, short: bool, steady: bool
+    ) -> None:
         for at, report in which:
             if self.world.runs:
                 run = self._run(at)
-                self.world.finish(run.task, report, short=short)
+                self.world.finish(run.task, report, short=short, steady=steady)
                 if exits and run.worker in self.world.ending:
                     self.world.exit(run.worker)
+
+    @precondition(lambda self: any(self.world.ahead.values()))
+    @rule(at=any_index, begun=any_index)
+    def take_back(self, at: int, begun: int) -> None:
+        """The calls of a worker are taken back; it has begun some of them, and not reported the
+        call before."""
+        sent = [each for each, calls in self.world.ahead.items() if calls]
+        worker = sent[at % len(sent)]
+        most = 0 if worker in self.world.ending else len(self.world.ahead[worker])
+        self.world.take_back(worker, begun % (most + 1))
 
     @precondition(lambda self: self.world.runs)
     @rule(at=any_index, report=st.sampled_from(REPORTS))

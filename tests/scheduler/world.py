@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpunb.scheduler import events as ev
+from gpunb.scheduler.actors import AHEAD
 from gpunb.scheduler.groups import group_of
 from gpunb.scheduler.placement import Capacity
 from gpunb.scheduler.policy import Policy
@@ -132,6 +133,7 @@ class World:
         parking: workers that were asked to park and have not replied.
         parked: the shares that each parked worker had.
         prepared: workers with a context on a device, which wait for their first task.
+        ahead: the calls that each worker was sent ahead, and has not begun as far as anybody knows.
     """
 
     def __init__(self, machine: Machine, policy: Policy | None = None) -> None:
@@ -168,6 +170,7 @@ class World:
         self.claimed = ev.Claim(None)
         self.refused: list[ev.Run | ev.Prepare | ev.Restore] = []
         self.prepared: set[WorkerId] = set()
+        self.ahead: dict[WorkerId, list[TaskId]] = {}
         self.parking: set[WorkerId] = set()
         self.parked: dict[WorkerId, Shares] = {}
         self.restored: dict[WorkerId, int] = {}
@@ -184,6 +187,24 @@ class World:
     # ---------------------------------------------------------------------------------- what to do
 
     def send(self, event: ev.Event) -> list[ev.Decision]:
+        before = self._take_back_before(event)
+        return before + self._send(event)
+
+    def _take_back_before(self, event: ev.Event) -> list[ev.Decision]:
+        """Take back what was sent ahead, where an event may end a waiting call or a worker."""
+        decisions: list[ev.Decision] = []
+        for worker, sent in list(self.ahead.items()):
+            exits = isinstance(event, ev.WorkerExited) and event.worker == worker
+            if sent and (exits or isinstance(event, ev.DISTURBING)):
+                decisions += self.take_back(worker)
+        return decisions
+
+    def take_back(self, worker: WorkerId, begun: int = 0) -> list[ev.Decision]:
+        """Take back the calls that a worker was sent, of which it has begun so many."""
+        count = len(self.ahead[worker]) - begun
+        return self._send(ev.TakenBack(self.history[worker][0], count))
+
+    def _send(self, event: ev.Event) -> list[ev.Decision]:
         self.log.append((event, self.now))
         self.broken = True
         kept = self._before(event)
@@ -226,13 +247,19 @@ class World:
         self._refusing = False
         return decisions
 
-    def _before(self, event: ev.Event) -> TaskId | None:
+    def _before(  # noqa: C901 - one case for each event
+        self, event: ev.Event
+    ) -> TaskId | None:
         """Update the records from the event alone. Returns the task that must now succeed."""
         match event:
             case ev.TimeReached():
                 self.wake = None
             case ev.WorkerExited(worker):
                 self._gone(worker)
+            case ev.TakenBack(actor, count):
+                for worker, sent in self.ahead.items():
+                    if self.history[worker][0] == actor:
+                        del sent[len(sent) - count :]
             case ev.PeersChanged(shares):
                 self.reported = {each.device: (each.units, each.lasting) for each in shares}
             case ev.LeaseRefused(worker) if worker in self.live:
@@ -375,6 +402,7 @@ class World:
         retries: int = 0,
         cleanup: bool = False,
         group: str = "",
+        alike: str | None = None,
     ) -> TaskId:
         task = next(self._ids)
         spec = TaskSpec(
@@ -382,7 +410,7 @@ class World:
         )
         self.specs[task] = spec
         self.calls[task] = actor
-        event = ev.CallSubmitted(task, actor, spec, tuple(needs), parent, cleanup)
+        event = ev.CallSubmitted(task, actor, spec, tuple(needs), parent, cleanup, alike)
         self._hand_in(event, task, parent)
         return task
 
@@ -402,18 +430,28 @@ class World:
         assert disowned == (self.settled.get(task) == Cancelled())
 
     def finish(
-        self, task: TaskId, report: Report | None = None, *, short: bool = False
+        self,
+        task: TaskId,
+        report: Report | None = None,
+        *,
+        short: bool = False,
+        steady: bool = False,
     ) -> list[ev.Decision]:
         run = self.runs[task]
         report = Succeeded() if report is None else report
-        return self.send(ev.Finished(task, run.attempt, run.worker, report, short))
+        return self.send(ev.Finished(task, run.attempt, run.worker, report, short, steady))
 
     def done(
-        self, task: TaskId, report: Report | None = None, *, short: bool = False
+        self,
+        task: TaskId,
+        report: Report | None = None,
+        *,
+        short: bool = False,
+        steady: bool = False,
     ) -> list[ev.Decision]:
         """The task finishes, and its worker is gone if it does no more."""
         worker = self.runs[task].worker
-        decisions = self.finish(task, report, short=short)
+        decisions = self.finish(task, report, short=short, steady=steady)
         return decisions + self.exit(worker) if worker in self.ending else decisions
 
     def exit(self, worker: WorkerId, reason: str = "exit code 0") -> list[ev.Decision]:
@@ -526,6 +564,16 @@ class World:
         match decision:
             case ev.Run():
                 self._run(decision)
+            case ev.SendAhead(task, _, worker):
+                assert self.waits(task)
+                assert worker in self.live
+                assert worker not in self.ending
+                runs = [each for each in self.answers[-1] if isinstance(each, ev.Run)]
+                assert worker in {each.worker for each in runs}, "behind a call that may be over"
+                assert self.calls[task] == self.history[worker][0]
+                assert all(self._has_result(task, need) for need in self.needs[task])
+                self.ahead.setdefault(worker, []).append(task)
+                assert len(self.ahead[worker]) <= AHEAD
             case ev.Prepare() | ev.Park() | ev.Restore():
                 self._move_memory(decision)
             case ev.Settle(task, outcome):
@@ -741,6 +789,10 @@ class World:
             assert run.worker in self.live, "given to a worker that is gone"
             assert run.worker not in self.ending, "given to a worker that is about to end"
             self._check_reuse(run, spec)
+        sent = self.ahead.get(run.worker)
+        assert run.ahead == bool(sent), "the worker would begin another call"
+        if sent:
+            assert sent.pop(0) == task, "the worker begins another call"
         if task not in self.calls:
             assert not self.lost.keys() & dict(run.allocation.shares), "on a device that is lost"
         self.live[run.worker] = run.allocation
@@ -837,6 +889,7 @@ class World:
         self.prepared.discard(worker)
         self.parking.discard(worker)
         self.parked.pop(worker, None)
+        self.ahead.pop(worker, None)
 
     # ------------------------------------------------------------------------------ what could be
 
@@ -849,7 +902,7 @@ class World:
         other.specs.update(self.submitted)
         for event, now in self.log[:-1]:
             other.now = now
-            other.send(event)
+            other._send(event)
         other.now = self.now
         return other
 

@@ -178,15 +178,7 @@ def _in_order(show: Show) -> Show:
 @contextmanager
 def _taking_turns(remote: KernelClient) -> Iterator[None]:
     """Wait until the kernel has read one stream before anything is written to the other."""
-    process = os.getpid()
-
-    def turn() -> None:
-        # Code that runs in the middle of a request, such as a finalizer, must not make another.
-        with contextlib.suppress(Exception):  # only the order of the text is at stake
-            if os.getpid() == process and not remote.asks:
-                remote.ask("total")
-
-    InTurn.turn = staticmethod(turn)
+    InTurn.turn = remote.catch_up
     try:
         yield
     finally:

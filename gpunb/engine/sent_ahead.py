@@ -1,0 +1,110 @@
+"""Calls that the workers of actors are sent ahead, so that they need not wait for their next call.
+
+The scheduler decides what is sent ahead. Here is decided when that is worth it, and it is taken
+back before something happens that may end a waiting call. On the loop's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpunb.engine.jobs import Job
+from gpunb.processes.worker_process import WorkerProcess
+from gpunb.protocol import messages as msg
+from gpunb.protocol.permits import Permits
+from gpunb.scheduler import events as ev
+from gpunb.scheduler.tasks import ActorId, WorkerId
+
+SHORT = 0.05
+"""Seconds of a call after which an actor is sent others ahead: for longer ones it gains nothing."""
+
+QUIET = 8
+"""Calls without output after which an actor is sent others ahead. What a process writes has no
+sign of the call, so it is taken for that of the last call that the kernel knows to run."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """The calls that a worker was sent, and has not begun as far as is known; `last` is the one
+    before, which it begins next if it has not yet."""
+
+    actor: ActorId
+    process: WorkerProcess
+    calls: deque[msg.Execute] = field(default_factory=deque)
+    last: msg.Execute | None = None
+
+
+class SentAhead:
+    """Knows which calls workers were sent ahead."""
+
+    def __init__(self, feed: Callable[[ev.Event], object]) -> None:
+        self._feed = feed
+        self._sent: dict[WorkerId, _Sent] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any worker was sent calls ahead, which it may have begun."""
+        return bool(self._sent)
+
+    def is_steady(self, job: Job) -> bool:
+        """Note the end of a call. Return whether its actor may be sent others ahead."""
+        process = job.process
+        if job.alike is None or process is None:
+            return False
+        process.quiet += 1
+        if process.quiet <= QUIET or time.monotonic() - job.since > SHORT:
+            return False
+        if process.permits is None:
+            try:
+                process.permits = Permits()
+            except OSError:  # no descriptor is left
+                return False
+            process.outbox.send(msg.Permits(), [process.permits])
+        return True
+
+    def send(self, actor: ActorId, process: WorkerProcess, call: msg.Execute) -> None:
+        """Send a call with a permit."""
+        assert process.permits is not None
+        sent = self._sent.get(process.holder)
+        if sent is None:
+            sent = self._sent[process.holder] = _Sent(actor, process)
+        sent.calls.append(call)
+        process.outbox.send(call._replace(permit=process.permits.grant()))
+
+    def begins(self, worker: WorkerId) -> None:
+        """Note that a worker begins the next of its calls, or has begun it."""
+        if (sent := self._sent.get(worker)) is not None:
+            sent.last = sent.calls.popleft()
+
+    def heard(self, process: WorkerProcess) -> None:
+        """Note output of a process."""
+        process.quiet = 0
+        if self._sent and process.worker is not None:
+            self.take_back(process.worker)
+
+    def take_back(self, worker: WorkerId) -> None:
+        """Take back what a worker has not begun."""
+        for event in self._taken_back([worker]):
+            self._feed(event)
+
+    def before(self, event: ev.Event) -> list[ev.TakenBack]:
+        """Take back what must not begin any more before this event. Return the events for it."""
+        if isinstance(event, ev.WorkerExited):
+            return self._taken_back([event.worker])
+        return self._taken_back(list(self._sent)) if isinstance(event, ev.DISTURBING) else []
+
+    def _taken_back(self, workers: list[WorkerId]) -> list[ev.TakenBack]:
+        found = [self._sent.pop(each) for each in workers if each in self._sent]
+        return [ev.TakenBack(each.actor, _take_back(each)) for each in found]
+
+
+def _take_back(sent: _Sent) -> int:
+    """Take back the calls that a worker has not begun. Return how many these are. If it has not
+    begun the one before these either, that one is sent again, and needs no permit."""
+    assert sent.process.permits is not None
+    count = sent.process.permits.take_back()
+    if count > len(sent.calls) and sent.last is not None and not sent.process.gone:
+        sent.process.outbox.send(sent.last)
+    return min(count, len(sent.calls))

@@ -1,0 +1,78 @@
+"""Permits to begin the calls that the worker of an actor is sent ahead, while it runs another call.
+
+A permit is the number of a call, in a pipe that the kernel and the worker both read:
+
+1. The kernel writes the number, and then sends the call.
+2. The worker reads one number before it begins such a call. If the number belongs to a later call,
+   the worker keeps it, and drops the call.
+3. To take back what has not begun, the kernel reads all numbers that are left.
+
+The system gives each number to one of the two readers, so both always know which calls run. The
+worker reports the end of a call before it reads the next number.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+_NUMBER = struct.Struct("<q")
+_ALL = 1 << 16
+
+
+class Permits:
+    """The kernel's end."""
+
+    __slots__ = ("_left", "_read", "_sent", "_write")
+
+    def __init__(self) -> None:
+        """Open the pipe.
+
+        Raises:
+            OSError: no descriptor is left.
+        """
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._sent = self._left = 0
+
+    def fileno(self) -> int:
+        """Return the descriptor for the worker."""
+        return self._read
+
+    def grant(self) -> int:
+        """Permit the worker to begin one more call. Return the number of the permit."""
+        self._sent += 1
+        os.write(self._write, _NUMBER.pack(self._sent))
+        return self._sent
+
+    def take_back(self) -> int:
+        """Take back the permits that the worker has not taken. Return how many these are; after
+        `close`, as many as the last time before."""
+        if self._read >= 0:
+            try:
+                self._left = len(os.read(self._read, _ALL)) // _NUMBER.size
+            except BlockingIOError:
+                self._left = 0
+        return self._left
+
+    def close(self) -> None:
+        """Close the pipe, which others may go on to use."""
+        for each in (self._read, self._write):
+            os.close(each)
+        self._read = self._write = -1
+
+
+class PermitReader:
+    """The worker's end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._last = 0
+
+    def take(self, number: int) -> bool:
+        """Take the permit of this number. Return False if the kernel has taken it back."""
+        if self._last < number:
+            try:
+                (self._last,) = _NUMBER.unpack(os.read(self._descriptor, _NUMBER.size))
+            except BlockingIOError:
+                return False
+        return self._last == number

@@ -191,6 +191,8 @@ class Engine(EngineState):
                 self.prepared.reported(process, message)
             case msg.ParkReply():
                 self.parked.replied(process, message)
+            case msg.Permits():
+                self.ahead.agreed(process)
             case msg.Imported():
                 self._follow(process, message)
             case msg.Printed():

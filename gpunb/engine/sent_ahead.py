@@ -62,7 +62,12 @@ class SentAhead:
             except OSError:  # no descriptor is left
                 return False
             process.outbox.send(msg.Permits(), [process.permits])
-        return True
+        return process.permits.agreed
+
+    def agreed(self, process: WorkerProcess) -> None:
+        """Note that a worker has got the pipe of its permits."""
+        if process.permits is not None:
+            process.permits.agreed = True
 
     def send(self, actor: ActorId, process: WorkerProcess, call: msg.Execute) -> None:
         """Send a call with a permit."""

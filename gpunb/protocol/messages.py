@@ -164,8 +164,8 @@ class Rehearse(NamedTuple):
 
 
 class Permits(NamedTuple):
-    """Read permits from the pipe whose descriptor comes beside this, as `gpunb.protocol.permits`
-    says."""
+    """To a worker: read permits from the pipe whose descriptor comes beside this, as
+    `gpunb.protocol.permits` says. From a worker: it does, from now on."""
 
 
 class Retired(NamedTuple):

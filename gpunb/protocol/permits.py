@@ -21,9 +21,13 @@ _ALL = 1 << 16
 
 
 class Permits:
-    """The kernel's end."""
+    """The kernel's end.
 
-    __slots__ = ("_left", "_read", "_sent", "_write")
+    Attributes:
+        agreed: whether the worker has got its end. It may have no descriptor left.
+    """
+
+    __slots__ = ("_left", "_read", "_sent", "_write", "agreed")
 
     def __init__(self) -> None:
         """Open the pipe.
@@ -33,6 +37,7 @@ class Permits:
         """
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._sent = self._left = 0
+        self.agreed = False
 
     def fileno(self) -> int:
         """Return the descriptor for the worker."""

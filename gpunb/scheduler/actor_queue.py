@@ -13,10 +13,13 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from gpunb.scheduler.tasks import TaskId, TaskSpec
+
+AHEAD = 8
+"""Calls that are sent ahead to the worker of an actor."""
 
 
 class Call(Protocol):
@@ -27,6 +30,7 @@ class Call(Protocol):
     order: int
     parent: TaskId | None
     needs: set[TaskId] | None
+    alike: Hashable
 
 
 T = TypeVar("T", bound=Call)
@@ -98,20 +102,20 @@ class Calls(Generic[T]):
                     return task
         return None
 
-    def send_ahead(self, fits: Callable[[T], bool]) -> T | None:
-        """Choose the call that starts after those that were sent, if it fits, and let it leave its
-        line. None if none fits, or if the actor may run several at once."""
-        if not (self._one and self._in_order):
-            return None
-        heads = self._heads[""]
-        while heads and not self._counts(heads[0][1]):
+    def send_ahead(self, started: T) -> Iterator[T]:
+        """Let the calls that come next leave their lines, and yield them, as long as they are like
+        the call that has just started. No call, if the actor may run several at once."""
+        heads = self._heads[""] if self._one and self._in_order else []
+        while heads and len(self.ahead) < AHEAD:
+            ident = heads[0][1]
+            task = self._tasks[ident] if self._counts(ident) else None
+            if task is not None and not _alike(task, started):
+                return
             heapq.heappop(heads)
-        if not heads or not fits(task := self._tasks[heads[0][1]]):
-            return None
-        heapq.heappop(heads)
-        self.drop(task)
-        self.ahead.append(task)
-        return task
+            if task is not None:
+                self.drop(task)
+                self.ahead.append(task)
+                yield task
 
     def take_back(self, count: int) -> None:
         """Put the last `count` of the calls that were sent ahead back into their lines."""
@@ -181,3 +185,7 @@ class Calls(Generic[T]):
 
     def _can_start(self, task: T) -> bool:
         return not task.needs and next(iter(self._lines[self._line(task)])) == task.id
+
+
+def _alike(task: Call, other: Call) -> bool:
+    return task.alike is not None and (task.alike, task.parent) == (other.alike, other.parent)

@@ -34,9 +34,6 @@ from gpunb.scheduler.tasks import (
 from gpunb.scheduler.timers import Timers
 from gpunb.scheduler.workers import Workers
 
-AHEAD = 8
-"""Calls that are sent ahead to the worker of an actor."""
-
 
 @dataclass(slots=True, eq=False)
 class Actors:
@@ -386,7 +383,11 @@ class Actors:
             started = task
             self._start(actor, task, now, ahead=ahead)
         if started is not None and actor.steady:
-            self._send_ahead(actor, started)
+            # Behind this one only: a call that started earlier may be over in the worker, while
+            # its report waits and those of others are handled.
+            for task in actor.calls.send_ahead(started):
+                early = ev.SendAhead(task.id, task.attempt + 1, actor.worker)
+                self._state.decisions.append(early)
 
     def _start(self, actor: Actor, task: Task, now: float, *, ahead: bool) -> None:
         assert actor.worker is not None
@@ -394,18 +395,6 @@ class Actors:
         task.set_state("running")
         worker = self._state.workers[actor.worker]
         self._starts.launch(task, worker, now, new=False, ahead=ahead)
-
-    def _send_ahead(self, actor: Actor, started: Task) -> None:
-        """Send the calls after the one that has just started. A call that started earlier may be
-        over in the worker: its report may wait, while others are handled."""
-        calls, common = actor.calls, (started.alike, started.parent)
-
-        def fits(task: Task) -> bool:
-            return task.alike is not None and (task.alike, task.parent) == common
-
-        while len(calls.ahead) < AHEAD and (task := calls.send_ahead(fits)) is not None:
-            assert actor.worker is not None
-            self._state.decisions.append(ev.SendAhead(task.id, task.attempt + 1, actor.worker))
 
     def _stay_parked(self, actor: Actor) -> None:
         """Nobody needs a parked actor, unless it is just being restored."""

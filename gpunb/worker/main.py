@@ -166,8 +166,9 @@ class WorkerLoop:
                     from gpunb.worker import contexts
 
                     self._remote.send(msg.ParkReply(contexts.park(message), message.back))
-                case msg.Permits():
+                case msg.Permits() if descriptors:  # else this process has none left
                     self._permits = PermitReader(*descriptors)
+                    self._channel.send(message)
                 case msg.Retired():
                     return
                 case _:

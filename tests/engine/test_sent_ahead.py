@@ -28,6 +28,7 @@ class Ahead:
         self.book = SentAhead(self.fed.append)
         self.process = worker_process(WORKER)
         self.process.permits = Permits()
+        self.book.agreed(self.process)
         self.reader = PermitReader(self.process.permits.fileno())
 
     def send(self, *tasks: int) -> None:
@@ -146,9 +147,11 @@ def test_a_worker_gets_the_pipe_of_permits_once(monkeypatch: pytest.MonkeyPatch)
     assert ahead.process.permits is not None
     ahead.process.permits.close()
     ahead.process.permits, ahead.process.quiet = None, QUIET
-    assert ended(ahead, monkeypatch)
-    assert ended(ahead, monkeypatch)
+    assert not ended(ahead, monkeypatch)
+    assert not ended(ahead, monkeypatch), "the worker has not said that it has got the pipe"
     assert ahead.sent() == [msg.Permits()]
+    ahead.book.agreed(ahead.process)
+    assert ended(ahead, monkeypatch)
     made: Any = ahead.process.permits
     made.close()
 

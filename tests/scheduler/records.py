@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunb.scheduler import events as ev
-from gpunb.scheduler.actors import AHEAD
+from gpunb.scheduler.actor_queue import AHEAD
 from gpunb.scheduler.feasibility import NOTHING
 from gpunb.scheduler.placement import Capacity
 from gpunb.scheduler.resources import UNIT, Allocation, Demand, Device, Gang, Machine, Within

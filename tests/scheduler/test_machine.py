@@ -360,8 +360,7 @@ class Scheduling(RuleBasedStateMachine):
         call before."""
         sent = [each for each, calls in self.world.ahead.items() if calls]
         worker = sent[at % len(sent)]
-        most = 0 if worker in self.world.ending else len(self.world.ahead[worker])
-        self.world.take_back(worker, begun % (most + 1))
+        self.world.take_back(worker, begun % (len(self.world.ahead[worker]) + 1))
 
     @precondition(lambda self: self.world.runs)
     @rule(at=any_index, report=st.sampled_from(REPORTS))

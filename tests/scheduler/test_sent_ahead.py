@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gpunb.scheduler import events as ev
-from gpunb.scheduler.actors import AHEAD
+from gpunb.scheduler.actor_queue import AHEAD
 from gpunb.scheduler.policy import Policy
 from gpunb.scheduler.tasks import (
     ActorUnavailable,
@@ -33,6 +33,15 @@ def sent(decisions: list[ev.Decision]) -> list[TaskId]:
 
 def begun(decisions: list[ev.Decision]) -> list[TaskId]:
     return [each.task for each in decisions if isinstance(each, ev.Run) and each.ahead]
+
+
+def under_way(core: MakeWorld, **rules: int) -> tuple[World, list[TaskId]]:
+    """An actor with eight calls: the first is over, the second runs, the others were sent ahead."""
+    world = core()
+    actor = world.ready_actor(**rules)
+    calls = [world.call(actor, alike="a") for _ in range(8)]
+    assert sent(world.finish(calls[0], steady=True)) == calls[2:]
+    return world, calls
 
 
 def test_a_steady_actor_is_sent_calls_ahead(core: MakeWorld) -> None:
@@ -93,10 +102,7 @@ def test_an_actor_that_runs_several_calls_at_once_is_sent_none(
 
 
 def test_a_call_that_was_taken_back_is_cancelled_as_any_that_waits(core: MakeWorld) -> None:
-    world = core()
-    actor = world.ready_actor()
-    calls = [world.call(actor, alike="a") for _ in range(6)]
-    world.finish(calls[0], steady=True)
+    world, calls = under_way(core)
     world.cancel(calls[3])
     assert world.settled[calls[3]] == Cancelled()
     assert not any(world.ahead.values())
@@ -104,10 +110,7 @@ def test_a_call_that_was_taken_back_is_cancelled_as_any_that_waits(core: MakeWor
 
 
 def test_calls_that_were_taken_back_start_in_their_order(core: MakeWorld) -> None:
-    world = core()
-    actor = world.ready_actor()
-    calls = [world.call(actor, alike="a") for _ in range(6)]
-    world.finish(calls[0], steady=True)
+    world, calls = under_way(core)
     world.take_back(world.worker(calls[1]))
     for call in calls[1:]:
         assert world.running() == [call]
@@ -115,10 +118,7 @@ def test_calls_that_were_taken_back_start_in_their_order(core: MakeWorld) -> Non
 
 
 def test_calls_that_have_begun_run_before_the_end_of_the_last_is_known(core: MakeWorld) -> None:
-    world = core()
-    actor = world.ready_actor()
-    calls = [world.call(actor, alike="a") for _ in range(8)]
-    world.finish(calls[0], steady=True)
+    world, calls = under_way(core)
     assert begun(world.take_back(world.worker(calls[1]), begun=2)) == calls[2:4]
     assert world.running() == calls[1:4]
     for at in (2, 1):
@@ -129,34 +129,25 @@ def test_calls_that_have_begun_run_before_the_end_of_the_last_is_known(core: Mak
 
 
 def test_after_taking_back_nothing_is_sent_until_a_call_ends(core: MakeWorld) -> None:
-    world = core()
-    actor = world.ready_actor()
-    calls = [world.call(actor, alike="a") for _ in range(6)]
-    world.finish(calls[0], steady=True)
+    world, calls = under_way(core)
     world.take_back(world.worker(calls[1]))
     assert not sent(world.send(ev.TimeReached()))
     assert sent(world.finish(calls[1], steady=True)) == calls[3:]
 
 
 def test_the_end_of_the_process_loses_only_what_has_begun(core: MakeWorld) -> None:
-    world = core()
-    actor = world.ready_actor(max_restarts=1)
-    calls = [world.call(actor, alike="a") for _ in range(6)]
-    world.finish(calls[0], steady=True)
+    world, calls = under_way(core, max_restarts=1)
     worker = world.worker(calls[1])
     world.take_back(worker, begun=1)
     world.exit(worker, "killed by signal 11")
     lost = [call for call in calls if isinstance(world.settled.get(call), ActorUnavailable)]
     assert lost == calls[1:3]
-    world.finish(actor)
+    world.finish(world.calls[calls[0]])
     assert world.running() == [calls[3]]
 
 
 def test_an_actor_that_leaves_takes_along_what_it_has_not_begun(core: MakeWorld) -> None:
-    world = core()
-    actor = world.ready_actor()
-    calls = [world.call(actor, alike="a") for _ in range(6)]
-    world.finish(calls[0], steady=True)
+    world, calls = under_way(core)
     world.finish(calls[1], Exited())
     assert set(calls) <= set(world.settled)
     assert not world.scheduler.tasks
@@ -245,8 +236,7 @@ class Pipelines(RuleBasedStateMachine):
     def take_back(self, at: int, begun: int) -> None:
         full = [each for each, calls in self.world.ahead.items() if calls]
         worker = full[at % len(full)]
-        most = 0 if worker in self.world.ending else len(self.world.ahead[worker])
-        self.world.take_back(worker, begun % (most + 1))
+        self.world.take_back(worker, begun % (len(self.world.ahead[worker]) + 1))
 
     @rule(at=index, recursive=st.booleans(), interrupt=st.booleans())
     def cancel(self, at: int, recursive: bool, interrupt: bool) -> None:

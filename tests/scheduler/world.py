@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpunb.scheduler import events as ev
-from gpunb.scheduler.actors import AHEAD
+from gpunb.scheduler.actor_queue import AHEAD
 from gpunb.scheduler.groups import group_of
 from gpunb.scheduler.placement import Capacity
 from gpunb.scheduler.policy import Policy
@@ -200,7 +200,9 @@ class World:
         return decisions
 
     def take_back(self, worker: WorkerId, begun: int = 0) -> list[ev.Decision]:
-        """Take back the calls that a worker was sent, of which it has begun so many."""
+        """Take back the calls that a worker was sent, of which it has begun so many; none if it is
+        about to end."""
+        begun = 0 if worker in self.ending else begun
         count = len(self.ahead[worker]) - begun
         return self._send(ev.TakenBack(self.history[worker][0], count))
 

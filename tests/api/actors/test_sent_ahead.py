@@ -3,8 +3,10 @@ has cancelled them before."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -310,7 +312,27 @@ def test_any_order_of_calls_and_cancels(four, seed, tmp_path: Path):
     assert set(range(400)) - cancelled <= set(done)
 
 
-def test_an_actor_without_descriptors_left_runs_its_calls(four, monkeypatch):
+def test_an_actor_whose_process_has_no_descriptors_left_runs_its_calls(four, ahead):
+    @gpunb.remote
+    class Full:
+        def fill(self) -> None:
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+            self.files = []
+            with contextlib.suppress(OSError):
+                while True:
+                    self.files.append(os.dup(0))
+
+        def step(self, number: int) -> int:
+            return number
+
+    actor = Full.remote()
+    get(actor.fill.remote())
+    assert get([actor.step.remote(number) for number in range(100)]) == list(range(100))
+    assert not ahead
+
+
+def test_an_actor_that_the_kernel_has_no_descriptors_for_runs_its_calls(four, monkeypatch):
     def fails(self: Permits) -> None:
         raise OSError(24, "Too many open files")
 

@@ -63,8 +63,7 @@ class RayTaskRunner:
         self._worker = worker
         self._link = worker.link
         self._interrupts = worker.interrupts
-        # The runner asks of its kernel client only what `RayWorker` has, too.
-        self._runner: Any = TaskRunner(worker, worker.interrupts.signals)  # type: ignore[arg-type]
+        self._runner: Any = TaskRunner(worker, worker.interrupts.signals)
         self._limits = TimeLimits(worker.interrupts.interrupt, self._end_process)
         self._job_envs: dict[str, JobEnv] = {}
         self._fresh = True

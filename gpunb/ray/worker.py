@@ -198,6 +198,11 @@ class RayWorker(RayBackend):
             packed = [self.objects.pack(each) for each in payloads]
             self.link.report(Show(task, kind, content, packed))
 
+    def catch_up(self) -> None:
+        """Wait until what this process has written is on its way to the kernel."""
+        if os.getpid() == self._pid:
+            self._drain()
+
     def question(self, prompt: str | None, password: bool = False) -> Any:
         """Return the user's answer; without a prompt, None if a user can be asked.
 

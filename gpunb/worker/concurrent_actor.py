@@ -24,7 +24,7 @@ from gpunb.protocol import backend
 from gpunb.protocol import messages as msg
 from gpunb.protocol.channel import Channel, ChannelClosed
 from gpunb.worker.interrupts import Attempt
-from gpunb.worker.kernel_client import TIDY_AFTER
+from gpunb.worker.kernel_client import TIDY_AFTER, KernelClient
 from gpunb.worker.task_runner import TaskRunner
 from gpunb.worker.termination import Termination
 
@@ -39,9 +39,9 @@ class Threads:
     A call cannot be interrupted: it can ask whether it was cancelled.
     """
 
-    def __init__(self, runner: TaskRunner, limits: Mapping[str, int]) -> None:
+    def __init__(self, runner: TaskRunner, remote: KernelClient, limits: Mapping[str, int]) -> None:
         """`limits`: the number of threads of each group; the default group has an empty name."""
-        self._runner = runner
+        self._runner, self._remote = runner, remote
         self._pools = {
             group: ThreadPoolExecutor(limit, thread_name_prefix="gpunb-call")
             for group, limit in limits.items()
@@ -67,7 +67,7 @@ class Threads:
     def _run(self, work: msg.Execute, segments: list[Segment], stopped: threading.Event) -> None:
         runner = self._runner
         results: list[Payload] = []
-        with runner.remote.within(runner.context(work, stopped.is_set)):
+        with self._remote.within(runner.context(work, stopped.is_set)):
             try:
                 report, results = "ok", runner.results(work, runner.call(work, segments))
             except BaseException as error:
@@ -93,8 +93,10 @@ class EventLoop:
     its loop holds up only its group.
     """
 
-    def __init__(self, runner: TaskRunner, channel: Channel, groups: Iterable[str]) -> None:
-        self._runner = runner
+    def __init__(
+        self, runner: TaskRunner, remote: KernelClient, channel: Channel, groups: Iterable[str]
+    ) -> None:
+        self._runner, self._remote = runner, remote
         self._channel = channel
         self._groups = tuple(groups)
         self._loops: dict[str, asyncio.AbstractEventLoop] = {}
@@ -117,11 +119,11 @@ class EventLoop:
             return
         if self._groups:
             with _loops(self._groups) as self._loops:
-                runner.remote.transport.beside = _nothing  # the reader finds it
+                self._remote.transport.beside = _nothing  # the reader finds it
                 threading.Thread(target=self._read, name="gpunb-reader", daemon=True).start()
                 await self._over.wait()
             return
-        runner.remote.transport.beside = self._look_soon
+        self._remote.transport.beside = self._look_soon
         loop.add_reader(self._channel.fileno(), self._look)
         self._look()
         await self._over.wait()
@@ -133,7 +135,7 @@ class EventLoop:
     def _read(self) -> None:
         """Start the calls of all groups, in a thread, because a call may block any of the loops."""
         try:
-            while (work := self._runner.remote.transport.next_work(None)) is not None:
+            while (work := self._remote.transport.next_work(None)) is not None:
                 self._act(*work)
         except (ChannelClosed, OSError):
             self._end()
@@ -141,7 +143,7 @@ class EventLoop:
     def _look(self) -> None:
         self._runner.end_forked()
         try:
-            for message, descriptors in self._runner.remote.transport.work_now():
+            for message, descriptors in self._remote.transport.work_now():
                 self._act(message, descriptors)
         except ChannelClosed:
             self._end()
@@ -182,7 +184,7 @@ class EventLoop:
     async def _run(self, work: msg.Execute, segments: list[Segment]) -> None:
         runner, attempt = self._runner, (work.task, work.attempt)
         results: list[Payload] = []
-        with runner.remote.within(runner.context(work, lambda: attempt in self._stopped)):
+        with self._remote.within(runner.context(work, lambda: attempt in self._stopped)):
             try:
                 # Called here: a StopIteration does not come out of a coroutine as itself.
                 value = runner.call(work, segments)
@@ -227,7 +229,7 @@ class EventLoop:
     def _tidy(self) -> None:
         self._tidying = False
         if not self._running:
-            self._runner.remote.tidy()
+            self._remote.tidy()
 
     def _stop(self, attempt: Attempt) -> bool:
         task = self._running.get(attempt)

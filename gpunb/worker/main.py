@@ -142,14 +142,16 @@ class WorkerLoop:
                         from gpunb.worker.concurrent_actor import EventLoop
 
                         groups = [name for name, _ in host.groups]
-                        EventLoop(runner, self._channel, groups).serve(message, segments)
+                        EventLoop(runner, self._remote, self._channel, groups).serve(
+                            message, segments
+                        )
                         return
                     several: Any = None
                     if host is not None and (host.concurrency > 1 or host.groups):
                         from gpunb.worker.concurrent_actor import Threads
 
                         limits = {"": host.concurrency, **dict(host.groups)}
-                        several = Threads(runner, limits)
+                        several = Threads(runner, self._remote, limits)
                     if not runner.execute(message, segments) or message.last:
                         return
                     threads = several

@@ -14,13 +14,13 @@ from gpunb.data.serialize import Moved, Payload
 from gpunb.exceptions import GpunbError
 from gpunb.protocol import messages as msg
 from gpunb.protocol.backend import DYNAMIC, STREAMING
-from gpunb.worker.kernel_client import KernelClient
+from gpunb.worker.task_kernel import TaskKernel
 
 
 class Packer:
     """Packs the results of attempts, of several at once in some actors."""
 
-    def __init__(self, remote: KernelClient, label: Callable[[msg.Execute], str]) -> None:
+    def __init__(self, remote: TaskKernel, label: Callable[[msg.Execute], str]) -> None:
         """`label` describes an attempt in errors."""
         self._remote = remote
         self._label = label

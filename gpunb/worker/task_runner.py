@@ -23,11 +23,11 @@ from gpunb.scheduler.markup import control
 from gpunb.system.signals import UNDIVIDED
 from gpunb.worker.imported import ImportWatch
 from gpunb.worker.interrupts import Interrupts
-from gpunb.worker.kernel_client import KernelClient
 from gpunb.worker.limits import memory as limits_memory
 from gpunb.worker.limits import threads, usage
 from gpunb.worker.packing import Packer
 from gpunb.worker.streams import flush, warn
+from gpunb.worker.task_kernel import TaskKernel
 from gpunb.worker.transport import arrived
 from gpunb.worker.user_modules import loaded
 
@@ -50,7 +50,7 @@ class TaskRunner:
         title: the text by which the actor describes itself; empty if it has no such text.
     """
 
-    def __init__(self, remote: KernelClient, interrupts: Interrupts) -> None:
+    def __init__(self, remote: TaskKernel, interrupts: Interrupts) -> None:
         self.remote = remote
         self.interrupts = interrupts
         self.actor: Any = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import threading
@@ -94,6 +96,20 @@ def test_output_is_live(shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result, text = run(shell, "%%gpu 0.5\nprint('before the gate')\ngate.enter()\nprint('after')")
     assert result.success
     assert text.split() == ["before", "the", "gate", "after"]
+
+
+def test_the_two_streams_keep_their_order(shell: Any) -> None:
+    lines: list[str] = []
+
+    class Kept(io.StringIO):
+        def write(self, text: str) -> int:
+            lines.extend(text.split())
+            return len(text)
+
+    code = "import sys\nfor i in range(20):\n    print(i, file=(sys.stdout, sys.stderr)[i % 2])"
+    with contextlib.redirect_stdout(Kept()), contextlib.redirect_stderr(Kept()):
+        assert shell.run_cell(f"%%gpu 0\n{code}").success
+    assert lines == [str(number) for number in range(20)]
 
 
 def test_a_session_keeps_names(shell: Any) -> None:

@@ -33,9 +33,9 @@ from gpunb.worker.cell.cell_types import LOCALS, Cell
 from gpunb.worker.cell.result import Before, pack_rank, pack_result
 from gpunb.worker.cell.shell import Compiler, Hook, Publisher, Shell, Show, prepare, remember
 from gpunb.worker.import_hooks import when_loaded
-from gpunb.worker.kernel_client import KernelClient
 from gpunb.worker.known_libraries import wide_tables
 from gpunb.worker.streams import InTurn
+from gpunb.worker.task_kernel import TaskKernel
 
 FLUSH = 0.05
 """Seconds after which text without a line end is shown."""
@@ -50,7 +50,7 @@ _ELSEWHERE = object()
 
 
 def run(
-    arguments: Payload, remote: KernelClient, label: str, code: bytes = b""
+    arguments: Payload, remote: TaskKernel, label: str, code: bytes = b""
 ) -> Payload | list[Payload]:
     """Run a cell and return its `CellResult`, with the values that come home.
 
@@ -176,7 +176,7 @@ def _in_order(show: Show) -> Show:
 
 
 @contextmanager
-def _taking_turns(remote: KernelClient) -> Iterator[None]:
+def _taking_turns(remote: TaskKernel) -> Iterator[None]:
     """Wait until the kernel has read one stream before anything is written to the other."""
     InTurn.turn = remote.catch_up
     try:

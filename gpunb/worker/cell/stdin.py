@@ -13,13 +13,13 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from gpunb.worker.kernel_client import KernelClient
+from gpunb.worker.task_kernel import TaskKernel
 
 
 class _Questions:
     """Replaces the functions that ask at a terminal."""
 
-    def __init__(self, remote: KernelClient) -> None:
+    def __init__(self, remote: TaskKernel) -> None:
         self._remote = remote
         self._pid = os.getpid()
         self._plain = builtins.input, getpass.getpass
@@ -69,7 +69,7 @@ _questions: _Questions | None = None
 
 
 @contextlib.contextmanager
-def asked(remote: KernelClient) -> Iterator[None]:
+def asked(remote: TaskKernel) -> Iterator[None]:
     """Replace the functions that ask while a cell runs."""
     global _questions
     if _questions is None:

@@ -30,7 +30,7 @@ from gpunb.data import serialize
 from gpunb.data.serialize import Payload
 from gpunb.protocol import messages as msg
 from gpunb.worker.cell.shell import Show
-from gpunb.worker.kernel_client import KernelClient
+from gpunb.worker.task_kernel import TaskKernel
 
 
 class Comm(BaseComm):
@@ -104,7 +104,7 @@ class _Comms:
         process: id of the worker's process, to know its forks.
     """
 
-    remote: KernelClient
+    remote: TaskKernel
     show: Show
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ _answered: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVa
 """The header of the front end's message that a handler handles now."""
 
 
-def begin(remote: KernelClient, show: Show, request: str) -> None:
+def begin(remote: TaskKernel, show: Show, request: str) -> None:
     """Note that a cell begins; without a request, the notebook shows no widgets."""
     if not _comms.process:
         _comms.process = os.getpid()

@@ -79,14 +79,20 @@ class StreamCapture:
         sys.__stdout__, sys.__stderr__ = self._before[2:]  # type: ignore[misc]
 
     def drain(self, patience: float = 2.0) -> None:
-        """Return when all that was written has been read."""
+        """Return when all that was written has been read, or after so many seconds: a child process
+        may write without a pause, and a finalizer that writes may run on the thread that reads."""
         until = time.monotonic() + patience
-        while time.monotonic() < until:
-            if not any(map(_waiting, (self._pipes[0][0], self._pipes[1][0]))):
-                with self._reading:
-                    if not any(map(_waiting, (self._pipes[0][0], self._pipes[1][0]))):
+        while (left := until - time.monotonic()) > 0:
+            if not self._unread() and self._reading.acquire(timeout=left):
+                try:
+                    if not self._unread():
                         return
+                finally:
+                    self._reading.release()
             time.sleep(0.0005)
+
+    def _unread(self) -> bool:
+        return any(map(_waiting, (self._pipes[0][0], self._pipes[1][0])))
 
     def _read(self, number: int) -> None:
         source, text, name = self._pipes[number][0], self._texts[number], _NAMES[number]

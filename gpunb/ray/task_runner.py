@@ -63,7 +63,7 @@ class RayTaskRunner:
         self._worker = worker
         self._link = worker.link
         self._interrupts = worker.interrupts
-        self._runner: Any = TaskRunner(worker, worker.interrupts.signals)
+        self._runner = TaskRunner(worker, worker.interrupts.signals)
         self._limits = TimeLimits(worker.interrupts.interrupt, self._end_process)
         self._job_envs: dict[str, JobEnv] = {}
         self._fresh = True

@@ -39,6 +39,9 @@ from gpunb.worker.task_runner import TERMINATE
 _FRESH = 1.0
 """Seconds for which the resources of the cluster are not asked for again."""
 
+_CATCH_UP_WITHIN = 0.1
+"""Seconds for which a write to one stream waits until what the other has is on its way."""
+
 _LAST_OUTPUT_WITHIN = 2.0
 """Seconds for which the end of this process waits until its output has arrived."""
 
@@ -200,8 +203,8 @@ class RayWorker(RayBackend):
 
     def catch_up(self) -> None:
         """Wait until what this process has written is on its way to the kernel."""
-        if os.getpid() == self._pid:
-            self._drain()
+        if os.getpid() == self._pid and self._capture is not None:
+            self._capture.drain(_CATCH_UP_WITHIN)
 
     def question(self, prompt: str | None, password: bool = False) -> Any:
         """Return the user's answer; without a prompt, None if a user can be asked.

@@ -69,9 +69,9 @@ class EndedJobs:
 
 def _state(job: RayJob) -> str:
     try:
-        ray.get(job.ref, timeout=1)
+        value = ray.get(job.ref, timeout=1)
     except ray.exceptions.TaskCancelledError:
         return "cancelled"
     except Exception:
         return "failed"
-    return "done"
+    return "cancelled" if getattr(value, "cancelled", False) else "done"

@@ -38,6 +38,8 @@ class RayJob:
         began: start on the clock of `time.monotonic`; None before the start.
         log: path, on its node, to which Python writes a fatal error of its process.
         exit: the exit status that its process has announced.
+        cancelled: whether it was cancelled, through Ray.
+        stopped: whether that was only to interrupt it, so that what it brings home counts.
         of_ranks: whether the job is a rank, or a step in the start of one; its parent is then the
             coordinator or the session.
     """
@@ -63,6 +65,7 @@ class RayJob:
     exit: int | None = None
     stderr: Pipe = field(default_factory=Pipe)
     cancelled: bool = False
+    stopped: bool = False
     late: float | None = None
     reported: threading.Event = field(default_factory=threading.Event)
     of_ranks: bool = False

@@ -223,8 +223,13 @@ class RayKernel(RayBackend):
             return
         if job.began is not None and job.worker and (job.kind in INTERRUPTED or job.actor):
             self.send_to_worker(job.worker, Interrupt(job.id))
-        else:
+        else:  # it waits, or the report of its beginning is on its way
+            job.stopped = not job.cancelled
             self.cancel(obj, False, False)
+
+    def was_stopped(self, task: TaskId) -> bool:
+        job = self.jobs.get(task)
+        return job is not None and job.stopped
 
     def kill(self, actor: ActorId, restart: bool) -> None:
         self._check_alive()

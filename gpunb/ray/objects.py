@@ -16,7 +16,7 @@ from ray import exceptions as rays
 
 from gpunb.data import serialize
 from gpunb.data.serialize import Payload
-from gpunb.exceptions import GetTimeoutError, GpunbError, ObjectLostError
+from gpunb.exceptions import GetTimeoutError, GpunbError, ObjectLostError, TaskCancelledError
 from gpunb.protocol.backend import COMPLETED, HANDLE, STREAM, ObjectId, Outcome
 from gpunb.ray import failures
 from gpunb.ray.jobs import RayActor
@@ -40,6 +40,9 @@ class ObjectOwner(Protocol):
 
     def failure_of(self, task: TaskId, error: BaseException) -> Payload:
         """Return the payload of a failure that Ray raised for a task."""
+
+    def was_stopped(self, task: TaskId) -> bool:
+        """Whether a call that Ray cancelled was only interrupted, so that its results count."""
 
     def released(self, obj: ObjectId) -> None:
         """Handle that nothing refers to an object any more; on the table's thread."""
@@ -116,7 +119,7 @@ class RayObjects:
             raise GetTimeoutError(f"not all values were there within {timeout:g} s") from None
         except (rays.RayError, failures.Failed) as error:
             return [self._failure(objects, refs, error)]
-        return [self._outcome(value) for value in values]
+        return [self._outcome(obj, value) for obj, value in zip(objects, values, strict=True)]
 
     def _ready(self, refs: Sequence[Any], count: int) -> list[Any]:
         """The refs whose values are there now, on any node; at most so many."""
@@ -132,12 +135,18 @@ class RayObjects:
                 return True
         return False
 
-    def _outcome(self, value: Any) -> Outcome:
+    def _outcome(self, obj: ObjectId, value: Any) -> Outcome:
         if not isinstance(value, RayPayload):
             return Outcome(serialize.dumps(value))
         if value.output_of:
             self._owner.wait_for_output(value.output_of)
+        if value.cancelled and not self._owner.was_stopped(obj[0]):
+            return Outcome(serialize.dumps(self.cancelled(obj[0])), failed=True)
         return Outcome(self.unpack(value), value.failed)
+
+    def cancelled(self, task: TaskId) -> TaskCancelledError:
+        """Return the error of a call that was cancelled."""
+        return TaskCancelledError(f"{self.label(task)} was cancelled")
 
     def _failure(
         self, objects: Sequence[ObjectId], refs: Sequence[Any], error: BaseException

@@ -109,6 +109,10 @@ class RayBackend(ABC):
         """Return the payload of a failure that Ray raised for a task."""
         return self.objects.failure_of(task, error)
 
+    def was_stopped(self, task: TaskId) -> bool:
+        """Whether a call that Ray cancelled was only interrupted, so that its results count."""
+        return False  # only the kernel stops cells
+
     def released(self, obj: ObjectId) -> None:  # noqa: B027 - nothing else to do
         """Handle that nothing refers to an object any more; on the table's thread."""
 

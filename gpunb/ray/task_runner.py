@@ -50,10 +50,15 @@ def this() -> RayTaskRunner:
 
 @dataclass(slots=True)
 class AttemptEnd:
-    """How an attempt ended: its report, and its results or its failure."""
+    """How an attempt ended: its report, and its results or its failure.
+
+    Attributes:
+        cancelled: whether Ray cancelled it, and it has results all the same.
+    """
 
     report: str = "ok"
     results: list[Payload] = field(default_factory=list)
+    cancelled: bool = False
 
 
 class RayTaskRunner:
@@ -80,7 +85,11 @@ class RayTaskRunner:
                 self._interrupts.begin((header.task, work.attempt))
                 value = self._runner.call(work, [])
                 if header.kind in INTERRUPTED and is_cancelled_by_ray():
-                    raise KeyboardInterrupt  # the cell's own is among the values it brings home
+                    # A cell's own KeyboardInterrupt is among the values that it brings home. The
+                    # kernel cancels also to stop a cell whose beginning it has not heard of.
+                    if not isinstance(value, Payload):
+                        raise KeyboardInterrupt
+                    ending.cancelled = True
                 ending.results = self._runner.results(work, value)
             finally:
                 self._interrupts.end()
@@ -266,6 +275,8 @@ class RayTaskRunner:
         states = {"ok": "done", "exit": "done", "interrupted": "cancelled"}
         again = report == "retry"
         state = "again" if again else states.get(report, "failed")
+        if ending.cancelled and state == "done":
+            state = "cancelled"
         self._link.report(Ended(header.task, state))
         self._interrupts.forget(header.task)
         output_of = 0
@@ -287,6 +298,8 @@ class RayTaskRunner:
             failure, *packed = packed
             failure.failed = True
             packed += [failure] * (header.returns - len(packed))
+        if ending.cancelled:
+            packed[0].cancelled = True
         if header.returns == DYNAMIC:
             self._worker.release_pinned()
         if header.returns == STREAMING or not packed:

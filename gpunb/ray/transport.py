@@ -64,9 +64,10 @@ class RayPayload:
         refs: what they stand for.
         output_of: the task whose output was sent to its end before this; 0 for none.
         failed: whether it is the failure of a generator, among its results.
+        cancelled: whether Ray cancelled the call, whose results came home all the same.
     """
 
-    __slots__ = ("buffers", "failed", "output_of", "references", "refs", "stream")
+    __slots__ = ("buffers", "cancelled", "failed", "output_of", "references", "refs", "stream")
 
     def __init__(
         self,
@@ -81,13 +82,13 @@ class RayPayload:
         self.references = references
         self.refs = refs
         self.output_of = output_of
-        self.failed = False
+        self.failed = self.cancelled = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         buffers = tuple(map(_outside, self.buffers))
         parts = (_outside(self.stream), buffers, self.references, self.refs, self.output_of)
-        state = ((None, {"failed": True}),) if self.failed else ()
-        return RayPayload, parts, *state
+        flags = {name: True for name in ("failed", "cancelled") if getattr(self, name)}
+        return (RayPayload, parts, (None, flags)) if flags else (RayPayload, parts)
 
 
 _LARGE = 4096

@@ -147,7 +147,12 @@ def test_background(shell: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("session", ["", "--session t"])
-def test_stop(shell: Any, tmp_path: Path, session: str) -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["", "whose beginning is not known yet"])
+def test_stop(
+    shell: Any, tmp_path: Path, session: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not known:
+        monkeypatch.setattr("gpunb.ray.worker_events.WorkerEvents._began", lambda *_: None)
     gate = shell.user_ns["gate"] = Gate(tmp_path)
 
     def stop() -> None:

@@ -68,7 +68,7 @@ def _cells(gpus: float) -> Callable[[], None]:
     shell.run_line_magic("load_ext", "gpunb")
 
     def cell() -> None:
-        assert shell.run_cell(f"%%gpu {gpus:g}\nx = 1").success
+        shell.run_cell(f"%%gpu {gpus:g}\nx = 1").raise_error()
 
     return cell
 

@@ -18,7 +18,7 @@ NODE_20 := process.exit(Number(process.versions.node.split(".")[0] < 20))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo docs test test-oldest test-newest test-portable steady stress chaos conformance test-ray lint bench gpu \
+.PHONY: help demo docs test test-oldest test-newest test-portable steady stress chaos conformance test-ray test-ray-short lint bench gpu \
     lab pictures labextension labextension-if-node wheel release-check clean
 
 help: ## show this list
@@ -80,6 +80,10 @@ conformance: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the API 
 test-ray: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of the Ray backend, on clusters of several nodes on this machine
 	GPUNB_TEST_RAY=1 $(RUN) -m pytest tests/ray $(ARGS)
 	GPUNB_CONFORMANCE_BACKEND=gpunb-on-ray $(RUN) -m pytest tests/conformance/api $(ARGS)
+
+# In one process, because each would start a cluster. Ray's processes may take a while to end.
+test-ray-short: $(VENV)/.stamp-test $(VENV)/.stamp-ray ## run the tests of cells and of streams on the Ray backend
+	GPUNB_TEST_RAY=1 GPUNB_TEST_GRACE=30 $(RUN) -m tests.rerun --folder ray tests/ray/test_cells.py tests/ray/test_streams.py $(ARGS)
 
 lint: $(VENV)/.stamp-lint ## check style, format, types, layers, cycles of imports, and that no test goes by the clock
 	$(VENV)/bin/ruff check .

@@ -136,6 +136,12 @@ def test_strict_is_red_for_an_unsteady_test(tmp_path):
     assert ran(tmp_path, test, "--strict").returncode == 5
 
 
+def test_failures_are_kept_in_a_folder_of_a_name(tmp_path):
+    test = "def test_late():\n    assert runs() > 1\n"
+    assert ran(tmp_path, test, "--folder", "other").returncode == 0
+    assert [each.parent.name for each in tmp_path.glob("build/unsteady/*/*.txt")] == ["other"]
+
+
 def test_more_than_ten_failures_are_red_at_once(tmp_path):
     test = """
         @pytest.mark.parametrize("number", range({}))

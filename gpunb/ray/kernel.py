@@ -224,7 +224,7 @@ class RayKernel(RayBackend):
         if job.began is not None and job.worker and (job.kind in INTERRUPTED or job.actor):
             self.send_to_worker(job.worker, Interrupt(job.id))
         else:  # it waits, or the report of its beginning is on its way
-            job.stopped = not job.cancelled
+            job.stopped = job.stopped or not job.cancelled
             self.cancel(obj, False, False)
 
     def was_stopped(self, task: TaskId) -> bool:

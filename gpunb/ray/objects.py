@@ -16,7 +16,7 @@ from ray import exceptions as rays
 
 from gpunb.data import serialize
 from gpunb.data.serialize import Payload
-from gpunb.exceptions import GetTimeoutError, GpunbError, ObjectLostError, TaskCancelledError
+from gpunb.exceptions import GetTimeoutError, GpunbError, ObjectLostError
 from gpunb.protocol.backend import COMPLETED, HANDLE, STREAM, ObjectId, Outcome
 from gpunb.ray import failures
 from gpunb.ray.jobs import RayActor
@@ -141,12 +141,9 @@ class RayObjects:
         if value.output_of:
             self._owner.wait_for_output(value.output_of)
         if value.cancelled and not self._owner.was_stopped(obj[0]):
-            return Outcome(serialize.dumps(self.cancelled(obj[0])), failed=True)
+            error = rays.TaskCancelledError()
+            return Outcome(self._owner.failure_of(obj[0], error), failed=True)
         return Outcome(self.unpack(value), value.failed)
-
-    def cancelled(self, task: TaskId) -> TaskCancelledError:
-        """Return the error of a call that was cancelled."""
-        return TaskCancelledError(f"{self.label(task)} was cancelled")
 
     def _failure(
         self, objects: Sequence[ObjectId], refs: Sequence[Any], error: BaseException

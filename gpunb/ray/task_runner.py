@@ -85,9 +85,9 @@ class RayTaskRunner:
                 self._interrupts.begin((header.task, work.attempt))
                 value = self._runner.call(work, [])
                 if header.kind in INTERRUPTED and is_cancelled_by_ray():
-                    # A cell's own KeyboardInterrupt is among the values that it brings home. The
-                    # kernel cancels also to stop a cell whose beginning it has not heard of.
-                    if not isinstance(value, Payload):
+                    # A cell's own KeyboardInterrupt is among the values that it brings home, and
+                    # the kernel knows whether it only wanted to stop the cell.
+                    if not isinstance(value, Payload):  # of a cell
                         raise KeyboardInterrupt
                     ending.cancelled = True
                 ending.results = self._runner.results(work, value)

@@ -47,6 +47,9 @@ _DESCRIPTORS = 8192
 """Open files that this process should be allowed: a worker takes four, a large object one; small
 objects share the files of arenas."""
 
+_SLICE = 1.0
+"""Seconds of one wait for the end of the session; longer waits would delay a signal."""
+
 
 class EngineBackend:
     """The backend of a kernel. All methods may be called from any thread."""
@@ -242,8 +245,12 @@ class EngineBackend:
             self._thread.join(10)
 
     def join(self) -> None:
-        """Wait until the session has ended."""
-        self._thread.join()
+        """Wait until the session has ended.
+
+        In slices: a signal that comes as the main thread begins to wait does not end the wait.
+        """
+        while self._thread.is_alive():
+            self._thread.join(_SLICE)
 
     def _do(self, function: Callable[..., object], *arguments: Any) -> None:
         """Call a function on the loop: at once if this is the main thread and the loop sleeps."""

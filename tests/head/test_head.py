@@ -41,7 +41,7 @@ from gpunb.system import runtime_dir, unix_socket
 from tests.head.heads import MACHINE, end, ended, start
 from tests.notebook.kernels import Kernel, kernel
 from tests.sessions import ROOT, alive, running
-from tests.waiting import PATIENCE, Gate, eventually
+from tests.waiting import PATIENCE, Gate, eventually, until_main_sleeps
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -342,6 +342,24 @@ def test_nobody_else_is_let_in(monkeypatch):
         finally:
             gpunb.shutdown()
             served.close()
+
+
+def test_a_signal_that_does_not_wake_it_ends_it():
+    def interrupt() -> None:
+        until_main_sleeps()
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    with gpunb.init(num_cpus=1, num_gpus=0, preload=()):
+        session = backend.existing()
+        otherwise = threading.Timer(PATIENCE, session.shutdown)
+        thread = threading.Thread(target=interrupt)
+        otherwise.start()
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            session.join()
+        otherwise.cancel()
+        thread.join()
+        assert gpunb.get(gpunb.remote(len).remote("four"), timeout=PATIENCE) == 4  # it goes on
 
 
 def test_nonsense_is_sent_away(head):

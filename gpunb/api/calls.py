@@ -93,10 +93,15 @@ def _without_values(
     return inspect.Signature(parameters)
 
 
+_NO_ARGUMENTS = serialize.dumps(((), {}))
+
+
 def pack_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], what: str, names: Sequence[str]
 ) -> tuple[Payload, tuple[ObjectId, ...]]:
     """The pickled arguments of the call `what`, and the ids of the refs at their top level."""
+    if not args and not kwargs:
+        return _NO_ARGUMENTS, ()
     inputs: list[ObjectId] = []
     if any(isinstance(each, ObjectRef) for each in args):
         args = tuple([_slot_for(each, inputs) for each in args])

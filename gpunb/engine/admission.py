@@ -67,9 +67,8 @@ class Admission:
         if owner is not None and call.spec.owner != owner.ident:
             call = replace(call, spec=replace(call.spec, owner=owner.ident))
         ident = ident or ids.task()
-        results = [
-            (ident, index) for index in range(1 if call.returns == DYNAMIC else call.returns)
-        ]
+        count = 1 if call.returns == DYNAMIC else call.returns
+        results = tuple([(ident, index) for index in range(count)])
         for each in results:
             engine.store.create(each)
         given = results
@@ -78,9 +77,9 @@ class Admission:
             made.environment, made.within = call.spec.environment, call.spec.demand.within
             made.parent = parent
             engine.actors.add(made)
-            given = [engine.store.create_living((ident, HANDLE))]
+            given = (engine.store.create_living((ident, HANDLE)),)
         elif call.returns == STREAMING:
-            given = [engine.store.create_living((ident, STREAM))]
+            given = (engine.store.create_living((ident, STREAM)),)
         if actor is not None:
             actor.pending[ident] = caller
         job = engine.jobs[ident] = Job(ident, call, results, given, parent, owner, choice=choice)

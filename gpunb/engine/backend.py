@@ -115,7 +115,7 @@ class EngineBackend:
         atexit.register(self.shutdown)
         _sessions.add(self)
 
-    def submit(self, call: Call) -> list[ObjectId]:
+    def submit(self, call: Call) -> Sequence[ObjectId]:
         self._check_alive()
         if call.new is not None and call.new.name is not None:
             # There, so that handles which were let go before this are gone, and names free.
@@ -266,7 +266,7 @@ class EngineBackend:
         else:
             callback()
 
-    def _submit_named(self, call: Call) -> list[ObjectId]:
+    def _submit_named(self, call: Call) -> Sequence[ObjectId]:
         found = self.engine.admission.existing(call)
         if found is not None:
             self.store.hold(found)

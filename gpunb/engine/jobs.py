@@ -113,8 +113,8 @@ class Job:
 
     id: TaskId
     call: Call
-    results: list[ObjectId]
-    handed_out: list[ObjectId]
+    results: tuple[ObjectId, ...]
+    handed_out: tuple[ObjectId, ...]
     parent: TaskId | None = None
     owner: Owner | None = None
     worker: WorkerId | None = None

@@ -23,31 +23,46 @@ from gpunb.scheduler.tasks import ActorId, TaskId, WorkerId
 from gpunb.system.signals import wait_for_gate
 
 
-class Entry:
-    """One object; `waiters` is None once the object is there."""
+class Entry(list[Callable[[], None]]):
+    """One object, and the list of callbacks that wait for it.
 
-    __slots__ = ("count", "outcome", "waiters")
+    It is the list itself, because there may be a hundred thousand objects, and Python's garbage
+    collector looks at each part of each again and again.
+    """
+
+    __slots__ = ("outcome", "references")
 
     def __init__(self, outcome: Outcome | None = None) -> None:
-        self.count = 1
+        self.references = 1
         self.outcome = outcome
-        self.waiters: list[Callable[[], None]] | None = [] if outcome is None else None
 
     def notify(self, callback: Callable[[], None]) -> None:
         """Call a function when the object is there: at once, or later on the loop's thread."""
-        waiters = self.waiters
-        if waiters is not None:
-            waiters.append(callback)
+        if self.outcome is None:
+            self.append(callback)
             # If the object came in between, the thread that removes the callback calls it.
-            if self.waiters is not None or not _taken(waiters, callback):
+            if self.outcome is None or not _taken(self, callback):
                 return
         callback()
 
     def forget(self, callback: Callable[[], None]) -> None:
         """Cancel a callback of `notify`."""
-        waiters = self.waiters
-        if waiters is not None:
-            _taken(waiters, callback)
+        _taken(self, callback)
+
+    def tell(self) -> Exception | None:
+        """Call all callbacks, the first that asked first. Return an error of one of them."""
+        failure: Exception | None = None
+        self.reverse()
+        while self:
+            try:
+                callback = self.pop()
+            except IndexError:  # another thread has taken it
+                break
+            try:
+                callback()
+            except Exception as error:  # the others are called all the same
+                failure = error
+        return failure
 
 
 _NOTHING = Outcome(Payload())
@@ -90,7 +105,7 @@ class Store:
         there = [each.outcome.payload for each in entries if each.outcome is not None]
         return {
             "objects": len(entries),
-            "references": sum(each.count for each in entries),
+            "references": sum(each.references for each in entries),
             "bytes": sum(each.nbytes for each in there),
         }
 
@@ -235,16 +250,8 @@ class Store:
         self.hold_inner(outcome.payload)
         self.memory.hold(outcome.payload)
         entry.outcome = outcome
-        waiters, entry.waiters = entry.waiters, None
-        if waiters:
-            waiters.reverse()  # who asked first is told first
-        failure: Exception | None = None
-        while waiters:
-            try:
-                waiters.pop()()
-            except Exception as error:  # the others are told all the same
-                failure = error
-        if not entry.count:
+        failure = entry.tell()
+        if not entry.references:
             self._let_go(obj, entry)
         if failure is not None:
             raise failure
@@ -252,14 +259,14 @@ class Store:
     def hold(self, obj: ObjectId, count: int = 1) -> None:
         entry = self._entries.get(obj)
         if entry is not None:
-            entry.count += count
+            entry.references += count
 
     def drop(self, obj: ObjectId, count: int = 1) -> None:
         entry = self._entries.get(obj)
         if entry is None:
             return
-        entry.count -= count
-        if entry.count <= 0 and entry.outcome is not None:
+        entry.references -= count
+        if entry.references <= 0 and entry.outcome is not None:
             self._let_go(obj, entry)
 
     def hold_inner(self, payload: Payload) -> None:
@@ -303,7 +310,7 @@ class Store:
     def wanted(self, obj: ObjectId) -> bool:
         """Return whether there is any reference to an object."""
         entry = self._entries.get(obj)
-        return entry is not None and entry.count > 0
+        return entry is not None and entry.references > 0
 
     def take_stock(self, worker: WorkerId, held: dict[ObjectId, int]) -> None:
         """Replace the references of a worker by the complete list that the worker reports."""

@@ -139,7 +139,7 @@ class Requests(ABC):
         else:
             job = self.admission.admit(call, asker.task or None, owner, ident, asker.holder)
             self.admission.submitted(job, cleanup=cleanup)
-            results = job.handed_out
+            results = list(job.handed_out)
         engine.store.granted(asker.holder, results)
         return job, results
 

@@ -182,7 +182,7 @@ class Context:
 class Backend(Protocol):
     """Carries out tasks and keeps objects."""
 
-    def submit(self, call: Call) -> list[ObjectId]:
+    def submit(self, call: Call) -> Sequence[ObjectId]:
         """Submit a call. The caller gets one reference to each result, to the generator if the
         results come one by one, or to the actor that the call makes.
 

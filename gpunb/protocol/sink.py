@@ -172,7 +172,7 @@ class Console(Sink):
         self._name = name
         self._pid: int | None = None
         self._actor = ""
-        self._at_start = {"stdout": True, "stderr": True}
+        self._within_line: frozenset[str] = frozenset()
 
     def on(self, pid: int | None, actor: str = "") -> None:
         self._pid, self._actor = pid, actor
@@ -184,12 +184,12 @@ class Console(Sink):
     def text(self, stream: str, text: str) -> None:
         prefix = f"({self._actor or self._name} pid={self._pid}) "
         lines = text.splitlines(keepends=True)
-        start = self._at_start[stream]
+        start = stream not in self._within_line
         pieces = []
         for line in lines:
             pieces.append(prefix + line if start else line)
             start = line.endswith(("\n", "\r"))
-        self._at_start[stream] = start
+        self._within_line = self._within_line - {stream} if start else self._within_line | {stream}
         self.write(stream, "".join(pieces))
 
     def write(self, stream: str, text: str) -> None:

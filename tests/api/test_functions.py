@@ -211,7 +211,7 @@ def test_waiting_again_and_again_leaves_nothing_behind(four, gate):
             gpunb.get(ref, timeout=0.0001)
         gpunb.wait([ref, gpunb.put(1)], num_returns=2, timeout=0.0001)
     entry = gpunb.protocol.backend.existing().store.entry(ref.id)
-    assert len(entry.waiters) == 0
+    assert not entry
 
 
 # ------------------------------------------------------------------------------ refs as arguments

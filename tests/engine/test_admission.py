@@ -57,14 +57,14 @@ def test_caller_gets_a_reference_to_each_result_or_to_the_generator(
     parts: Parts, returns: int, indices: list[int], given: list[int]
 ) -> None:
     job = parts.admission.admit(call(returns=returns), None)
-    assert job.results == [(job.id, each) for each in indices]
-    assert job.handed_out == [(job.id, each) for each in given]
+    assert job.results == tuple((job.id, each) for each in indices)
+    assert job.handed_out == tuple((job.id, each) for each in given)
     assert all(map(parts.store.wanted, job.handed_out))
 
 
 def test_caller_of_a_constructor_gets_a_reference_to_the_actor(parts: Parts) -> None:
     job = parts.admission.admit(constructor(), None)
-    assert job.handed_out == [(job.id, HANDLE)]
+    assert job.handed_out == ((job.id, HANDLE),)
     actor = parts.engine.actors.get(job.id)
     assert actor is not None
     assert actor.class_name == "Counter"
@@ -75,7 +75,7 @@ def test_call_may_have_a_number_that_was_reserved_for_it(parts: Parts) -> None:
     assert second.id > first.id
     reserved = parts.admission.admit(call(), None, ident=1_000_000)
     assert parts.engine.jobs[1_000_000] is reserved
-    assert reserved.results == [(1_000_000, 0)]
+    assert reserved.results == ((1_000_000, 0),)
 
 
 def test_value_that_is_put_is_there_at_once(parts: Parts) -> None:

@@ -30,6 +30,26 @@ def test_whoever_waits_is_told_although_another_one_fails(store: Store) -> None:
     assert reported == ["first", "last"]
 
 
+def test_who_has_stopped_waiting_meanwhile_is_not_told(store: Store) -> None:
+    reported: list[str] = []
+
+    def second() -> None:
+        reported.append("second")
+
+    def first() -> None:
+        reported.append("first")
+        entry.forget(second)
+
+    store.create((1, 0))
+    entry = store.entry((1, 0))
+    entry.notify(first)
+    entry.notify(second)
+    store.settle((1, 0), Outcome(dumps(5)))
+    assert reported == ["first"]
+    entry.notify(second)
+    assert reported == ["first", "second"]
+
+
 def test_a_worker_cannot_let_go_of_what_others_have(store: Store) -> None:
     store.create((1, 0), Outcome(dumps(5)))
     store.hold_for(7, (1, 0), 1)

@@ -168,21 +168,25 @@ class Admission:
         if call.new is not None:
             rules = call.new.rules
             engine.feed(ev.ActorCreated(job.id, call.spec, rules, tuple(needs), above, cleanup))
-        elif call.actor:
-            alike = job.alike = self._alike(job)
+            return
+        alike = job.alike = self._alike(job)
+        if call.actor:
             engine.feed(
                 ev.CallSubmitted(job.id, call.actor, call.spec, tuple(needs), above, cleanup, alike)
             )
         else:
-            engine.feed(ev.Submitted(job.id, call.spec, tuple(needs), above, cleanup))
+            engine.feed(ev.Submitted(job.id, call.spec, tuple(needs), above, cleanup, alike))
 
     def _alike(self, job: Job) -> Hashable:
-        """Return what calls have in common that may be sent ahead together: above all the place of
-        their output. None for a call that is not sent ahead."""
+        """Return what tasks have in common that may be sent ahead together: above all the place of
+        their output. None for a task that is not sent ahead."""
         call, actor = job.call, self._engine.actors.get(job.call.actor)
-        if actor is None or not actor.one_by_one or job.streams:
+        if call.kind == "method":
+            if actor is None or not actor.one_by_one:
+                return None
+        elif call.kind != "call" or call.spec.demand.wants_device:
             return None
-        if call.inputs or call.arguments.segment is not None:
+        if job.streams or call.inputs or call.arguments.segment is not None:
             return None
         return call.spec.name, call.spec.owner, type(job.sink), job.shown.place
 

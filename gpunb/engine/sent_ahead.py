@@ -1,7 +1,7 @@
-"""Calls that the workers of actors are sent ahead, so that they need not wait for their next call.
+"""Tasks, and calls of actors, that workers are sent ahead, so that they need not wait for the next.
 
 The scheduler decides what is sent ahead. Here is decided when that is worth it, and it is taken
-back before something happens that may end a waiting call. On the loop's thread.
+back before something happens that may end a waiting task. On the loop's thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from gpunb.scheduler.tasks import ActorId, WorkerId
 SHORT = 0.05
 """Seconds of a call after which an actor is sent others ahead: for longer ones it gains nothing."""
 
+SHORT_TASK = 0.002
+"""The same for a task, which another worker could run meanwhile."""
+
 QUIET = 8
-"""Calls without output after which an actor is sent others ahead. What a process writes has no
-sign of the call, so it is taken for that of the last call that the kernel knows to run."""
+"""Tasks without output after which a worker is sent others ahead. What a process writes has no
+sign of the task, so it is taken for that of the last task that the kernel knows to run."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """The calls that a worker was sent, and has not begun as far as is known; `last` is the one
+    """The tasks that a worker was sent, and has not begun as far as is known; `last` is the one
     before, which it begins next if it has not yet."""
 
     actor: ActorId
@@ -38,23 +41,24 @@ class _Sent:
 
 
 class SentAhead:
-    """Knows which calls workers were sent ahead."""
+    """Knows which tasks workers were sent ahead."""
 
     def __init__(self, feed: Callable[[ev.Event], object]) -> None:
         self._feed = feed
         self._sent: dict[WorkerId, _Sent] = {}
 
     def __bool__(self) -> bool:
-        """Whether any worker was sent calls ahead, which it may have begun."""
+        """Whether any worker was sent tasks ahead, which it may have begun."""
         return bool(self._sent)
 
     def is_steady(self, job: Job) -> bool:
-        """Note the end of a call. Return whether its actor may be sent others ahead."""
+        """Note the end of a task. Return whether its worker may be sent others ahead."""
         process = job.process
         if job.alike is None or process is None:
             return False
         process.quiet += 1
-        if process.quiet <= QUIET or time.monotonic() - job.since > SHORT:
+        short = SHORT if job.call.actor else SHORT_TASK
+        if process.quiet <= QUIET or time.monotonic() - job.since > short:
             return False
         if process.permits is None:
             try:
@@ -70,7 +74,7 @@ class SentAhead:
             process.permits.agreed = True
 
     def send(self, actor: ActorId, process: WorkerProcess, call: msg.Execute) -> None:
-        """Send a call with a permit."""
+        """Send a task with a permit; `actor` is 0 if it is no call of one."""
         assert process.permits is not None
         sent = self._sent.get(process.holder)
         if sent is None:
@@ -79,7 +83,7 @@ class SentAhead:
         process.outbox.send(call._replace(permit=process.permits.grant()))
 
     def begins(self, worker: WorkerId) -> None:
-        """Note that a worker begins the next of its calls, or has begun it."""
+        """Note that a worker begins the next of its tasks, or has begun it."""
         if (sent := self._sent.get(worker)) is not None:
             sent.last = sent.calls.popleft()
 
@@ -98,15 +102,17 @@ class SentAhead:
         """Take back what must not begin any more before this event. Return the events for it."""
         if isinstance(event, ev.WorkerExited):
             return self._taken_back([event.worker])
+        if isinstance(event, ev.Blocked):
+            return self._taken_back([at for at, sent in self._sent.items() if not sent.actor])
         return self._taken_back(list(self._sent)) if isinstance(event, ev.DISTURBING) else []
 
     def _taken_back(self, workers: list[WorkerId]) -> list[ev.TakenBack]:
-        found = [self._sent.pop(each) for each in workers if each in self._sent]
-        return [ev.TakenBack(each.actor, _take_back(each)) for each in found]
+        found = [(each, self._sent.pop(each)) for each in workers if each in self._sent]
+        return [ev.TakenBack(worker, _take_back(sent)) for worker, sent in found]
 
 
 def _take_back(sent: _Sent) -> int:
-    """Take back the calls that a worker has not begun. Return how many these are. If it has not
+    """Take back the tasks that a worker has not begun. Return how many these are. If it has not
     begun the one before these either, that one is sent again, and needs no permit."""
     assert sent.process.permits is not None
     count = sent.process.permits.take_back()

@@ -58,7 +58,7 @@ class Starts:
         process = self._process_for(run, job)
         if process is None:
             return
-        setup = self._setup(run, job, process)
+        setup = None if run.ahead else self._setup(run, job, process)
         if run.prepared:
             fitting = None if self._differs(job) else setup
             if not self._prepared.fits(run.worker, process, fitting):
@@ -72,11 +72,16 @@ class Starts:
             self._sampler.begins(job, run.worker, process, run.allocation.shares)
 
     def send_ahead(self, decision: ev.SendAhead) -> None:
-        """Send a call to a worker that runs another one."""
+        """Send a task to a worker that runs another one."""
         engine = self._engine
         job, process = engine.jobs[decision.task], engine.pool.process(decision.worker)
-        if process is not None:
-            self._send(job, process, None, attempt=decision.attempt, ahead=True)
+        if process is None:
+            return  # its end takes back what it was sent
+        if job.call.kind != "method" and process.surroundings is not self._surroundings(job):
+            # Only a task that is sure to begin may change what the process has.
+            engine.feed(ev.TakenBack(decision.worker, 1))
+            return
+        self._send(job, process, None, attempt=decision.attempt, ahead=True)
 
     def _place(self, run: ev.Run, job: Job) -> None:
         """Take the lease of a placement group, for which no process is started."""

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 from gpunb.scheduler.tasks import TaskId, TaskSpec
 
 AHEAD = 8
-"""Calls that are sent ahead to the worker of an actor."""
+"""Tasks or calls that a worker is sent ahead, at most."""
 
 
 class Call(Protocol):
@@ -109,7 +109,7 @@ class Calls(Generic[T]):
         while heads and len(self.ahead) < AHEAD:
             ident = heads[0][1]
             task = self._tasks[ident] if self._counts(ident) else None
-            if task is not None and not _alike(task, started):
+            if task is not None and not alike(task, started):
                 return
             heapq.heappop(heads)
             if task is not None:
@@ -187,5 +187,6 @@ class Calls(Generic[T]):
         return not task.needs and next(iter(self._lines[self._line(task)])) == task.id
 
 
-def _alike(task: Call, other: Call) -> bool:
+def alike(task: Call, other: Call) -> bool:
+    """Whether a worker that runs the other call may be sent this one ahead."""
     return task.alike is not None and (task.alike, task.parent) == (other.alike, other.parent)

@@ -139,13 +139,11 @@ class Actors:
             self._state.decisions.append(ev.ActorEnded(actor.id, actor.end))
         self._ended.clear()
 
-    def taken_back(self, event: ev.TakenBack, now: float) -> None:
-        """The calls that were sent ahead have begun, except for the last ones."""
-        actor = self._state.actors.get(event.actor)
-        if actor is None or actor.worker is None:
-            return
+    def taken_back(self, ident: ActorId, count: int, now: float) -> None:
+        """The calls that were sent ahead have begun, except for the last `count`."""
+        actor = self._state.actors[ident]
         actor.steady = False
-        actor.calls.take_back(event.count)
+        actor.calls.take_back(count)
         while actor.calls.ahead:
             self._start(actor, actor.calls.begun(), now, ahead=True)
 

@@ -21,7 +21,8 @@ class Submitted:
     """A task was submitted under a new id.
 
     `needs` are the unfinished tasks whose results it takes. `cleanup` means that its parent had
-    been interrupted before: the task is not cancelled together with the parent.
+    been interrupted before: the task is not cancelled together with the parent. A worker may be
+    sent the task ahead, while another one of the same `alike` runs there, which is not None.
     """
 
     task: TaskId
@@ -29,6 +30,7 @@ class Submitted:
     needs: tuple[TaskId, ...] = ()
     parent: TaskId | None = None
     cleanup: bool = False
+    alike: Hashable = None
 
 
 @frozen
@@ -48,8 +50,7 @@ class CallSubmitted:
     """A method call was submitted by the task `parent`, or by the kernel.
 
     The calls of one caller start in the order of these events, unless the actor runs several at
-    once. The worker may be sent a call ahead, while another call of the same caller runs, if both
-    have the same `alike`, which is not None.
+    once. `alike` as of `Submitted`, for calls of the same caller.
     """
 
     task: TaskId
@@ -65,7 +66,7 @@ class CallSubmitted:
 class Finished:
     """A worker reported the end of an attempt; `short` if the device had too little memory.
 
-    If it is `steady`, the worker may be sent further calls ahead.
+    If it is `steady`, the worker may be sent further tasks ahead.
     """
 
     task: TaskId
@@ -78,10 +79,10 @@ class Finished:
 
 @frozen
 class TakenBack:
-    """The worker of an actor has begun the calls that were sent ahead, except for the last `count`,
-    which it will not begin."""
+    """A worker has begun the tasks that it was sent ahead, except for the last `count`, which it
+    will not begin."""
 
-    actor: ActorId
+    worker: WorkerId
     count: int
 
 
@@ -272,8 +273,9 @@ DISTURBING = (
     DeviceLost,
     TimeReached,
 )
-"""Events that may end a call that waits, or a process. Before these all calls that were sent ahead
-must be taken back, and before a `WorkerExited` those of the worker."""
+"""Events that may end a task that waits, or a process. Before these all tasks that were sent ahead
+must be taken back; before a `WorkerExited` those of the worker; and before a `Blocked`, where a task
+may wait for one of them, all but the calls of actors."""
 
 # ------------------------------------------------------------------------------------- decisions
 
@@ -301,8 +303,8 @@ class Run:
 
 @frozen
 class SendAhead:
-    """Send the worker of an actor a call that it may begin after those that it has, unless the call
-    is taken back. The attempt is that of the `Run` that follows."""
+    """Send a worker a task that it may begin after those that it has, unless the task is taken back.
+    The attempt is that of the `Run` that follows."""
 
     task: TaskId
     attempt: int

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.actors import Actors
+from gpunb.scheduler.ahead import TasksAhead
 from gpunb.scheduler.auto_share import grown
 from gpunb.scheduler.deadlock import Deadlocks
 from gpunb.scheduler.loans import Loans
@@ -53,6 +54,7 @@ class Scheduler:
         self.workers = workers = Workers(state, queue, timers, loans)
         self.deadlocks = Deadlocks(state, queue, workers, timers, life.settle)
         self.starts = starts = Starts(state, queue, workers, timers, loans)
+        self.ahead = TasksAhead(state, queue, timers, loans, starts)
         parking = Parking(state, queue, workers, timers)
         self.actors = life.actors = Actors(state, queue, workers, timers, starts, life, parking)
         self.peers = Peers(state, queue, workers)
@@ -68,10 +70,10 @@ class Scheduler:
             case ev.Finished():
                 self._finished(event, now)
             case ev.Submitted():
-                task = Task(event.task, event.spec, now, event.parent)
+                task = Task(event.task, event.spec, now, event.parent, alike=event.alike)
                 self.life.admit(task, event.needs, cleanup=event.cleanup)
             case ev.TakenBack():
-                self.actors.taken_back(event, now)
+                self._taken_back(event, now)
             case ev.WorkerExited():
                 self._worker_exited(event, now)
             case ev.Blocked():
@@ -96,6 +98,8 @@ class Scheduler:
                 self._devices_changed(event, now)
         self.actors.start_calls(now)
         self.starts.start_queued(now)
+        if self.ahead.steady is not None:
+            self.ahead.send(now)
         self.queue.settle(now)
         if self.loans.kept or self.timers.loan_check is not None:
             self.loans.update_clock(now)
@@ -125,7 +129,12 @@ class Scheduler:
             return
         if isinstance(event.report, Exited):
             worker.key = None
-        self.workers.keep_or_end(worker, now)
+        if event.steady:
+            self.ahead.steady = worker
+        if worker.ahead and worker.key is not None:
+            self.ahead.begin_next(worker, now)
+        elif not worker.tasks:
+            self.workers.keep_or_end(worker, now)
         if isinstance(event.report, Interrupted) and worker.state == "idle":
             # The interrupt may have hit an import: later tasks would find the module half loaded.
             self.workers.end_idle(worker, now)
@@ -133,11 +142,19 @@ class Scheduler:
         if not again and not self._retried(task, event.report, now):
             self.life.settle(task, task.outcome(event.report))
 
+    def _taken_back(self, event: ev.TakenBack, now: float) -> None:
+        worker = self.state.workers.get(event.worker)
+        if worker is not None and worker.actor is not None:
+            self.actors.taken_back(worker.actor, event.count, now)
+        elif worker is not None:
+            self.ahead.taken_back(worker, event.count, now)
+
     def _worker_exited(self, event: ev.WorkerExited, now: float) -> None:
         worker = self.state.workers.get(event.worker)
         if worker is None:
             return
         self.prepared.ended(worker)
+        self.ahead.take_back(worker, len(worker.ahead))
         lost = [self.tasks[ident] for ident in sorted(worker.tasks)]
         for task in lost:
             self.workers.unassign(task, worker)
@@ -313,6 +330,8 @@ class Scheduler:
                     self.loans.stop_keeping()
                 case "kept":
                     self.queue.end_reservation(now)
+                case "ahead":
+                    self.timers.ahead_end = None  # they were taken back before this event
                 case "again":
                     self.queue.push_again(self.tasks[ident], now)
                 case "park":

@@ -6,6 +6,7 @@ snapshots. Only `set_state` changes a state. It raises AssertionError if the tab
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -39,11 +40,12 @@ ActorState: TypeAlias = Literal["starting", "alive", "parking", "parked", "leavi
 
 TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
     "waiting": frozenset({"queued", "running", "over"}),
-    "queued": frozenset({"running", "over"}),
+    "queued": frozenset({"waiting", "running", "over"}),
     "running": frozenset({"waiting", "queued", "over"}),
     "over": frozenset(),
 }
-"""A task waits for its inputs or its actor, is queued for room, and runs; a retry goes back."""
+"""A task waits for its inputs or its actor, is queued for room, and runs; a retry goes back. One that
+was sent ahead waits for its worker."""
 
 WORKER_TRANSITIONS: Mapping[WorkerState, frozenset[WorkerState]] = {
     "busy": frozenset({"idle", "leaving"}),
@@ -77,7 +79,7 @@ class Task:
         depth: a task is deeper than its parent, and than the tasks that wait for it.
         attempt: number of the last attempt, from 1; 0 before the first one.
         queued_since: `since`, as it was before the task got its worker.
-        alike: of a call, as in `CallSubmitted`.
+        alike: as in `Submitted`.
         stop: the reason of the last request to stop this attempt.
         blocked, blocked_on, blocked_count: whether a running task waits, for which tasks, and how
             many of these must end first; no tasks if it waits for something else.
@@ -161,6 +163,7 @@ class Worker:
         killed: whether a `Kill` was decided; the worker gets no more work.
         forced_end: how its tasks end, if the scheduler ended the process for a reason of its own.
         prepared: whether the worker was started before there was a task for it, and has had none.
+        ahead: the tasks that it was sent ahead; the calls of actors are with the other calls.
     """
 
     id: WorkerId
@@ -179,6 +182,7 @@ class Worker:
     last_task: TaskId | None = None
     forced_end: Crashed | None = None
     prepared: bool = False
+    ahead: deque[Task] = field(default_factory=deque)
 
     @property
     def not_lent(self) -> Allocation:

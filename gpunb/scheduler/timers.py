@@ -13,19 +13,23 @@ from typing import Literal, TypeAlias
 from gpunb.scheduler.state import Actor, State, Task, Worker
 
 Kind: TypeAlias = Literal[
-    "timeout", "overdue", "exit", "idle", "stuck", "again", "loan", "park", "kept"
+    "timeout", "overdue", "exit", "idle", "stuck", "again", "loan", "park", "kept", "ahead"
 ]
 """Of timers that go off at the same time, the first in the alphabet does so first."""
 
 Timer: TypeAlias = tuple[float, Kind, int, int]
 """(time, kind, id of a task or worker, attempt)"""
 
+AHEAD_FOR = 0.05
+"""Seconds for which a task that was sent ahead may wait for the tasks before it."""
+
 _MANY = 1024
 
 
 class Timers:
     """The timers of a scheduler; `deadlock_check` and `loan_check` are times of the next checks,
-    `reservation_end` is the end of the time for which room is kept."""
+    `reservation_end` is the end of the time for which room is kept, `ahead_end` that for which
+    workers may keep tasks that they were sent ahead."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -33,6 +37,7 @@ class Timers:
         self.deadlock_check: float | None = None
         self.loan_check: float | None = None
         self.reservation_end: float | None = None
+        self.ahead_end: float | None = None
         self._limit = _MANY
         self._announced: float | None = None
 
@@ -67,6 +72,11 @@ class Timers:
         """Set the end of the time for which room is kept."""
         self.reservation_end = due
         self._add((due, "kept", 0, 0))
+
+    def set_ahead_end(self, now: float) -> None:
+        """Set the end of the time for which workers may keep tasks that they were sent ahead."""
+        self.ahead_end = now + AHEAD_FOR
+        self._add((self.ahead_end, "ahead", 0, 0))
 
     def set_restart(self, constructor: Task, due: float) -> None:
         """Start the constructor of an actor again at that time."""
@@ -104,6 +114,8 @@ class Timers:
             return due == self.loan_check
         if kind == "kept":
             return due == self.reservation_end
+        if kind == "ahead":
+            return due == self.ahead_end
         if kind == "park":
             actor, limit = self._state.actors.get(ident), self._state.policy.park_after or 0.0
             idle = actor is not None and actor.state == "alive" and not actor.running

@@ -32,6 +32,8 @@ def _why(scheduler: Scheduler, task: Task, busy: dict[int, list[TaskId]], now: f
         return f"takes the result of {shown}" + (" and others" if len(task.needs) > 4 else "")
     if task.actor is not None and task.is_call:
         return _why_call_waits(scheduler, task.actor, busy, now)
+    if task.state == "waiting" and task.actor is None:
+        return _NEXT  # a worker was sent it ahead
     if task.state == "waiting":
         crashes = scheduler.state.actors[task.id].failed_starts
         times = "once" if crashes == 1 else f"{crashes} times"

@@ -71,7 +71,7 @@ def test_each_call_is_sent_with_a_permit_of_its_own(ahead: Ahead) -> None:
 def test_what_has_not_begun_is_taken_back(ahead: Ahead, event: ev.Event, begun: int) -> None:
     ahead.send(1, 2, 3)
     ahead.begin(begun)
-    assert ahead.book.before(event) == [ev.TakenBack(ACTOR, 3 - begun)]
+    assert ahead.book.before(event) == [ev.TakenBack(WORKER, 3 - begun)]
     assert not ahead.book
     assert ahead.book.before(event) == []
 
@@ -89,7 +89,7 @@ def test_a_call_that_counts_as_begun_and_was_taken_back_is_sent_again(ahead: Ahe
     """The worker has reported the call before it, and not yet looked for its permit."""
     ahead.send(1, 2, 3)
     ahead.book.begins(WORKER)
-    assert ahead.book.before(ev.TimeReached()) == [ev.TakenBack(ACTOR, 2)]
+    assert ahead.book.before(ev.TimeReached()) == [ev.TakenBack(WORKER, 2)]
     (again,) = ahead.sent()[3:]
     assert (again.task, again.permit) == (1, 0)
     assert not ahead.reader.take(ahead.sent()[0].permit)
@@ -100,7 +100,7 @@ def test_a_call_that_has_begun_is_not_sent_again(ahead: Ahead) -> None:
     ahead.book.begins(WORKER)
     ahead.begin(1)
     ahead.book.take_back(WORKER)
-    assert ahead.fed == [ev.TakenBack(ACTOR, 2)]
+    assert ahead.fed == [ev.TakenBack(WORKER, 2)]
     assert len(ahead.sent()) == 3
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_sent_to_a_process_that_is_gone(ahead: Ahead) -> None:
     ahead.send(1, 2)
     ahead.book.begins(WORKER)
     ahead.process.gone = True
-    assert ahead.book.before(ev.WorkerExited(WORKER, "")) == [ev.TakenBack(ACTOR, 1)]
+    assert ahead.book.before(ev.WorkerExited(WORKER, "")) == [ev.TakenBack(WORKER, 1)]
     assert len(ahead.sent()) == 2
 
 
@@ -116,7 +116,7 @@ def test_output_takes_back_what_has_not_begun(ahead: Ahead) -> None:
     ahead.process.quiet = QUIET
     ahead.send(1, 2)
     ahead.book.heard(ahead.process)
-    assert ahead.fed == [ev.TakenBack(ACTOR, 2)]
+    assert ahead.fed == [ev.TakenBack(WORKER, 2)]
     assert ahead.process.quiet == 0
 
 
@@ -125,7 +125,7 @@ def test_output_takes_back_what_has_not_begun(ahead: Ahead) -> None:
 
 def ended(ahead: Ahead, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> bool:
     """Whether the actor may be sent calls, after one that took so long."""
-    job = Job(1, method(ACTOR), [], [], alike="a")
+    job = Job(1, method(ACTOR), (), (), alike="a")
     job.process = ahead.process
     monkeypatch.setattr(sent_ahead.time, "monotonic", lambda: job.since + seconds)
     return ahead.book.is_steady(job)

@@ -287,7 +287,13 @@ def _check_worker(world: World, worker: Worker) -> None:
     assert worker.lends_cpus == (bool(tasks) and all(task.blocked for task in tasks))
     assert worker.killed == (worker.id in world.killed)
     if worker.actor is None:
-        assert len(tasks) == (worker.state == "busy")
+        # Two, if it has begun one that it was sent ahead, and the end of the other is not known.
+        assert len(tasks) == (worker.state == "busy") or world.sent_ahead
+        assert bool(tasks) == (worker.state == "busy")
+    assert [each.id for each in worker.ahead] == (
+        [] if worker.actor is not None else world.ahead.get(worker.id, [])
+    )
+    assert all(each.state == "waiting" and not each.needs for each in worker.ahead)
     if worker.state == "idle":
         assert worker.key is not None
         assert not worker.killed
@@ -435,6 +441,8 @@ def _check_time(world: World) -> None:
             assert ("exit", worker.id, 0) in kinds or worker.killed
     if any(not each.prepared for each in core.workers.idle):
         assert ("idle", 0, 0) in kinds
+    if any(each.ahead for each in core.state.workers.values()):
+        assert ("ahead", 0, 0) in kinds, "may wait for ever behind another task"
     waiters = [
         task.id
         for task in core.tasks.values()
@@ -573,6 +581,7 @@ def check_at_rest(core: Scheduler) -> None:
     assert not core.state.actors
     assert not core.state.waiters
     assert core.timers.deadlock_check is None
+    assert core.timers.ahead_end is None
     assert core.workers.running == 0
     assert not core.timers.heap
     assert not list(core.workers.idle)

@@ -1,8 +1,9 @@
-"""Calls that the worker of an actor is sent ahead, and those that are taken back."""
+"""Calls of actors and tasks that workers are sent ahead, and those that are taken back."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.actor_queue import AHEAD
+from gpunb.scheduler.ahead import FEW, MANY
 from gpunb.scheduler.policy import Policy
 from gpunb.scheduler.tasks import (
     ActorUnavailable,
@@ -153,13 +155,123 @@ def test_an_actor_that_leaves_takes_along_what_it_has_not_begun(core: MakeWorld)
     assert not world.scheduler.tasks
 
 
+# ------------------------------------------------------------------------------------------- tasks
+
+
+def batch(
+    core: MakeWorld, count: int = MANY + AHEAD + 2, **options: Any
+) -> tuple[World, list[TaskId]]:
+    """Tasks of which two run, in two workers, and the others wait."""
+    world = core(gpus=1, cpus=2)
+    return world, [world.submit(**{"function": "f", "alike": "a", **options}) for _ in range(count)]
+
+
+def test_a_steady_worker_is_sent_tasks_ahead(core: MakeWorld) -> None:
+    world, tasks = batch(core)
+    worker = world.worker(tasks[0])
+    decisions = world.finish(tasks[0], steady=True)
+    assert world.running() == tasks[1:3]
+    assert sent(decisions) == tasks[3 : 3 + AHEAD]
+    decisions = world.finish(tasks[2], steady=True)
+    assert begun(decisions) == [tasks[3]]
+    assert world.worker(tasks[3]) == worker
+    assert world.why(tasks[4]) == "is next in line"
+
+
+def test_a_worker_is_sent_more_when_it_has_few(core: MakeWorld) -> None:
+    world, tasks = batch(core, count=MANY + 2 * AHEAD + 2)
+    world.finish(tasks[0], steady=True)
+    for at in range(2, 2 + AHEAD - FEW - 1):
+        assert not sent(world.finish(tasks[at], steady=True))
+    assert len(sent(world.finish(tasks[2 + AHEAD - FEW - 1], steady=True))) == AHEAD - FEW
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alike": None},
+        {"max_calls": 2},
+        {"demand": ask(gpus=0.5)},
+        {"demand": ask(gpus=0.5), "max_calls": 1},
+        {"count": MANY + 2},
+        {"timeout": 5.0},
+    ],
+    ids=str,
+)
+def test_tasks_that_are_sent_ahead(core: MakeWorld, options: dict[str, Any]) -> None:
+    world, tasks = batch(core, **options)
+    assert bool(sent(world.finish(tasks[0], steady=True))) == ("timeout" in options)
+
+
 REPORTS: list[Report] = [Succeeded(), Succeeded(), Raised(), Raised(retry=True), Exited()]
 REPORTS.append(Exited("it has failed", failed=True))
 
 index = st.integers(min_value=0, max_value=30)
 
 
-class Pipelines(RuleBasedStateMachine):
+class SentAhead(RuleBasedStateMachine):
+    """What may come between tasks that follow each other."""
+
+    world: World
+
+    def _running(self, at: int) -> TaskId:
+        running = self.world.running()
+        return running[at % len(running)]
+
+    @precondition(lambda self: self.world.runs)
+    @rule(at=index, number=st.sampled_from([1, 2, 5]), steady=st.sampled_from([True, True, False]))
+    def finish(self, at: int, number: int, steady: bool) -> None:
+        for _ in range(number):
+            if self.world.runs:
+                self.world.finish(self._running(at), steady=steady)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(at=index, report=st.sampled_from(REPORTS), steady=st.booleans())
+    def report(self, at: int, report: Report, steady: bool) -> None:
+        self.world.finish(self._running(at), report, steady=steady)
+
+    @precondition(lambda self: any(self.world.ahead.values()))
+    @rule(at=index, begun=index)
+    def take_back(self, at: int, begun: int) -> None:
+        full = [each for each, calls in self.world.ahead.items() if calls]
+        worker = full[at % len(full)]
+        self.world.take_back(worker, begun % (len(self.world.ahead[worker]) + 1))
+
+    @precondition(lambda self: self.world.specs)
+    @rule(at=index, recursive=st.booleans(), interrupt=st.booleans())
+    def cancel(self, at: int, recursive: bool, interrupt: bool) -> None:
+        known = sorted(self.world.specs)
+        task = known[at % len(known)]
+        if interrupt:
+            self.world.interrupt(task)
+        else:
+            self.world.cancel(task, recursive=recursive)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(at=index, other=index)
+    def block(self, at: int, other: int) -> None:
+        """A task waits for another one, perhaps for a call that was sent ahead."""
+        known = sorted(self.world.specs)
+        self.world.block(self._running(at), known[other % len(known)])
+
+    @precondition(lambda self: self.world.live)
+    @rule(at=index)
+    def crash(self, at: int) -> None:
+        live = sorted(self.world.live)
+        self.world.exit(live[at % len(live)], "killed by signal 11")
+
+    @rule(seconds=st.sampled_from([0.3, 1.0, 3.0]))
+    def advance(self, seconds: float) -> None:
+        self.world.advance(seconds)
+
+    def teardown(self) -> None:
+        world = getattr(self, "world", None)
+        if world is not None and not world.broken:
+            world.drain()
+            world.replay()
+
+
+class Pipelines(SentAhead):
     """Two actors, calls of the kernel and of a task, and all that may come between."""
 
     @initialize(restarts=st.sampled_from([0, 2, -1]))
@@ -169,10 +281,6 @@ class Pipelines(RuleBasedStateMachine):
             self.world.ready_actor(max_restarts=restarts),
             self.world.ready_actor(ask(gpus=0.5), max_restarts=restarts),
         ]
-
-    def _running(self, at: int) -> TaskId:
-        running = self.world.running()
-        return running[at % len(running)]
 
     @rule(
         at=index,
@@ -219,41 +327,6 @@ class Pipelines(RuleBasedStateMachine):
     def _of(self, run: ev.Run, actor: int) -> bool:
         return self.world.calls.get(run.task, run.task) == actor
 
-    @precondition(lambda self: self.world.runs)
-    @rule(at=index, number=st.sampled_from([1, 2, 5]), steady=st.sampled_from([True, True, False]))
-    def finish(self, at: int, number: int, steady: bool) -> None:
-        for _ in range(number):
-            if self.world.runs:
-                self.world.finish(self._running(at), steady=steady)
-
-    @precondition(lambda self: self.world.runs)
-    @rule(at=index, report=st.sampled_from(REPORTS), steady=st.booleans())
-    def report(self, at: int, report: Report, steady: bool) -> None:
-        self.world.finish(self._running(at), report, steady=steady)
-
-    @precondition(lambda self: any(self.world.ahead.values()))
-    @rule(at=index, begun=index)
-    def take_back(self, at: int, begun: int) -> None:
-        full = [each for each, calls in self.world.ahead.items() if calls]
-        worker = full[at % len(full)]
-        self.world.take_back(worker, begun % (len(self.world.ahead[worker]) + 1))
-
-    @rule(at=index, recursive=st.booleans(), interrupt=st.booleans())
-    def cancel(self, at: int, recursive: bool, interrupt: bool) -> None:
-        known = sorted(self.world.specs)
-        task = known[at % len(known)]
-        if interrupt:
-            self.world.interrupt(task)
-        else:
-            self.world.cancel(task, recursive=recursive)
-
-    @precondition(lambda self: self.world.runs)
-    @rule(at=index, other=index)
-    def block(self, at: int, other: int) -> None:
-        """A task waits for another one, perhaps for a call that was sent ahead."""
-        known = sorted(self.world.specs)
-        self.world.block(self._running(at), known[other % len(known)])
-
     @rule(at=index, restart=st.booleans())
     def kill(self, at: int, restart: bool) -> None:
         self.world.kill(self.actors[at % 2], restart=restart)
@@ -262,25 +335,51 @@ class Pipelines(RuleBasedStateMachine):
     def release(self, at: int) -> None:
         self.world.release(self.actors[at % 2])
 
-    @precondition(lambda self: self.world.live)
-    @rule(at=index)
-    def crash(self, at: int) -> None:
-        live = sorted(self.world.live)
-        self.world.exit(live[at % len(live)], "killed by signal 11")
 
-    @rule(seconds=st.sampled_from([0.3, 1.0, 3.0]))
-    def advance(self, seconds: float) -> None:
-        self.world.advance(seconds)
+class Batches(SentAhead):
+    """Many tasks of a few kinds, and a few others."""
 
-    def teardown(self) -> None:
-        world = getattr(self, "world", None)
-        if world is not None and not world.broken:
-            world.drain()
-            world.replay()
+    @initialize(cpus=st.sampled_from([1, 2, 4]))
+    def begin(self, cpus: int) -> None:
+        self.world = World(machine(gpus=1, cpus=cpus), Policy(stop_grace=2, exit_grace=2))
+
+    @rule(
+        at=index,
+        copies=st.sampled_from([1, MANY + 4, MANY + 12]),
+        alike=st.sampled_from(["a", "a", "a", "b", None]),
+        function=st.sampled_from(["f", "f", "f", "g", "h"]),
+        retries=st.sampled_from([0, 2]),
+        timeout=st.sampled_from([None, None, 1.0]),
+        nested=st.sampled_from([False, False, False, True]),
+    )
+    def batch(self, *, at: int, copies: int, nested: bool, retries: int, **options: Any) -> None:
+        parent = self._running(at) if nested and self.world.runs else None
+        options["max_calls"] = 3 if options["function"] == "h" else 0
+        for _ in range(copies):
+            self.world.submit(max_retries=retries, parent=parent, **options)
+
+    @rule(gpus=st.sampled_from([0, 0, 0.5]), cpus=st.sampled_from([0.5, 1]))
+    def other(self, gpus: float, cpus: float) -> None:
+        self.world.submit(ask(gpus, cpus), max_calls=1 if gpus else 0)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(number=st.sampled_from([5, 20, 40]))
+    def run(self, number: int) -> None:
+        """The tasks follow each other fast."""
+        for _ in range(number):
+            if self.world.runs:
+                self.world.finish(self.world.running()[0], steady=True)
 
 
 @pytest.mark.timeout(3.0 * EXAMPLES)
 class TestPipelines(Pipelines.TestCase):
+    settings = settings(
+        max_examples=EXAMPLES, stateful_step_count=40, suppress_health_check=list(HealthCheck)
+    )
+
+
+@pytest.mark.timeout(3.0 * EXAMPLES)
+class TestBatches(Batches.TestCase):
     settings = settings(
         max_examples=EXAMPLES, stateful_step_count=40, suppress_health_check=list(HealthCheck)
     )

@@ -127,13 +127,14 @@ class World:
         depths: the depth of each task, after the last event.
         deepened: tasks that somebody waited for who was not above them: they left their lines.
         waited: whether any task was blocked.
+        sent_ahead: whether any task was sent ahead.
         grown: how often each task got a larger demand.
         submitted: the first specification of these tasks.
         refused: decided attempts that cannot start, because others hold their devices.
         parking: workers that were asked to park and have not replied.
         parked: the shares that each parked worker had.
         prepared: workers with a context on a device, which wait for their first task.
-        ahead: the calls that each worker was sent ahead, and has not begun as far as anybody knows.
+        ahead: the tasks that each worker was sent ahead, and has not begun as far as anybody knows.
     """
 
     def __init__(self, machine: Machine, policy: Policy | None = None) -> None:
@@ -177,6 +178,7 @@ class World:
         self.depths: dict[TaskId, int] = {}
         self.deepened: set[TaskId] = set()
         self.waited = False
+        self.sent_ahead = False
         self.grown: Counter[TaskId] = Counter()
         self.submitted: dict[TaskId, TaskSpec] = {}
         self._refusing = False
@@ -195,16 +197,17 @@ class World:
         decisions: list[ev.Decision] = []
         for worker, sent in list(self.ahead.items()):
             exits = isinstance(event, ev.WorkerExited) and event.worker == worker
-            if sent and (exits or isinstance(event, ev.DISTURBING)):
+            waits = isinstance(event, ev.Blocked) and self.history[worker][0] not in self.rules
+            if sent and (exits or waits or isinstance(event, ev.DISTURBING)):
                 decisions += self.take_back(worker)
         return decisions
 
     def take_back(self, worker: WorkerId, begun: int = 0) -> list[ev.Decision]:
-        """Take back the calls that a worker was sent, of which it has begun so many; none if it is
+        """Take back the tasks that a worker was sent, of which it has begun so many; none if it is
         about to end."""
         begun = 0 if worker in self.ending else begun
         count = len(self.ahead[worker]) - begun
-        return self._send(ev.TakenBack(self.history[worker][0], count))
+        return self._send(ev.TakenBack(worker, count))
 
     def _send(self, event: ev.Event) -> list[ev.Decision]:
         self.log.append((event, self.now))
@@ -258,10 +261,9 @@ class World:
                 self.wake = None
             case ev.WorkerExited(worker):
                 self._gone(worker)
-            case ev.TakenBack(actor, count):
-                for worker, sent in self.ahead.items():
-                    if self.history[worker][0] == actor:
-                        del sent[len(sent) - count :]
+            case ev.TakenBack(worker, count):
+                sent = self.ahead[worker]
+                del sent[len(sent) - count :]
             case ev.PeersChanged(shares):
                 self.reported = {each.device: (each.units, each.lasting) for each in shares}
             case ev.LeaseRefused(worker) if worker in self.live:
@@ -292,7 +294,7 @@ class World:
             if isinstance(report, Exited):
                 self._exits(task, worker)
             stays = worker not in self.ending and self.history[worker][0] not in self.rules
-            if stays and not self.live[worker].shares:
+            if stays and not self.live[worker].shares and not self.tasks_on(worker):
                 self.live[worker] = Allocation()  # it holds nothing of a bundle any more
             known = self.scheduler.tasks[task]
             lost = known.stop == "kill" or (known.stop == "cancel" and known.actor is not None)
@@ -349,6 +351,7 @@ class World:
         needs: Iterable[TaskId] = (),
         parent: TaskId | None = None,
         cleanup: bool = False,
+        alike: str | None = None,
         **spec: object,
     ) -> TaskId:
         """Hand in a task; without a demand it asks for one CPU."""
@@ -356,7 +359,7 @@ class World:
         demand = ask(cpus=1) if demand is None else demand
         made = TaskSpec(f"t{task}", demand, **spec)  # type: ignore[arg-type]
         self.specs[task] = made
-        event = ev.Submitted(task, made, tuple(needs), parent, cleanup)
+        event = ev.Submitted(task, made, tuple(needs), parent, cleanup, alike)
         self._hand_in(event, task, parent)
         return task
 
@@ -572,8 +575,12 @@ class World:
                 assert worker not in self.ending
                 runs = [each for each in self.answers[-1] if isinstance(each, ev.Run)]
                 assert worker in {each.worker for each in runs}, "behind a call that may be over"
-                assert self.calls[task] == self.history[worker][0]
+                if task in self.calls:
+                    assert self.calls[task] == self.history[worker][0]
+                else:
+                    self._check_sent_ahead(task, worker)
                 assert all(self._has_result(task, need) for need in self.needs[task])
+                self.sent_ahead = True
                 self.ahead.setdefault(worker, []).append(task)
                 assert len(self.ahead[worker]) <= AHEAD
             case ev.Prepare() | ev.Park() | ev.Restore():
@@ -604,6 +611,17 @@ class World:
             case ev.WakeAt(time):
                 assert self.wake is None or time < self.wake
                 self.wake = time
+
+    def _check_sent_ahead(self, task: TaskId, worker: WorkerId) -> None:
+        """A task is sent behind one of its kind, when no other sort of task waits."""
+        spec, (before,) = self.specs[task], self.tasks_on(worker)
+        assert not self.live[worker].shares
+        assert (spec.demand, spec.function) == (
+            self.specs[before].demand,
+            self.specs[before].function,
+        )
+        assert not spec.max_calls
+        assert {each.spec.demand for each in self.scheduler.tasks.values()} == {spec.demand}
 
     def _end(self, decision: ev.Interrupt | ev.Retire | ev.Kill) -> None:
         match decision:
@@ -867,7 +885,7 @@ class World:
             assert self.calls[run.task] == self.history[run.worker][0]
             return
         assert run.task not in self.rules, "an actor in a used worker"
-        assert not self.tasks_on(run.worker), "two tasks in one worker"
+        assert run.ahead or not self.tasks_on(run.worker), "two tasks in one worker"
         assert not spec.fresh, "a fresh task in a used worker"
         last = self.latest[run.worker]  # that one was like those before it
         assert last.environment == spec.environment

@@ -179,7 +179,7 @@ class Queue:
             while not line.has(tasks[0]):
                 tasks.popleft()
             self._first_changed(line)
-        elif len(tasks) > 64 and line.count * 2 < len(tasks):
+        if len(tasks) > 64 and line.count * 2 < len(tasks):
             line.tasks = deque(line)
 
     def take_changed(self, now: float) -> list[Line]:

@@ -320,7 +320,7 @@ def _check_queue(core: Scheduler) -> None:
         assert line.stuck
         assert line.has(line.tasks[0])
         assert len(list(line)) == line.count
-        assert len(line.tasks) <= max(64, 2 * line.count) + 1
+        assert len(line.tasks) - line.count <= max(64, line.count), "others have left it"
     if queue.reservation:
         line = queue.reservation.line
         assert queue.lines[line.demand, line.depth, line.priority] is line, "kept for nobody"

@@ -356,3 +356,14 @@ def reserved(world: World) -> float | None:
     """The share of a device that is kept for somebody."""
     reservation = world.scheduler.queue.reservation
     return None if reservation is None else reservation.line.demand.gpus / UNIT
+
+
+def test_a_line_forgets_the_tasks_that_have_left_it(core: MakeWorld) -> None:
+    world = core(cpus=1)
+    tasks = [world.submit() for _ in range(200)]
+    for task in tasks[100:190]:
+        world.cancel(task)
+    for task in tasks[:60]:
+        world.finish(task)
+        (line,) = world.scheduler.queue.lines.values()
+        assert len(line.tasks) <= 2 * line.count

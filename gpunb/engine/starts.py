@@ -75,13 +75,15 @@ class Starts:
         """Send a task to a worker that runs another one."""
         engine = self._engine
         job, process = engine.jobs[decision.task], engine.pool.process(decision.worker)
-        if process is None:
-            return  # its end takes back what it was sent
-        if job.call.kind != "method" and process.surroundings is not self._surroundings(job):
-            # Only a task that is sure to begin may change what the process has.
-            engine.feed(ev.TakenBack(decision.worker, 1))
-            return
-        self._send(job, process, None, attempt=decision.attempt, ahead=True)
+        if process is not None:
+            self._send(job, process, None, attempt=decision.attempt, ahead=True)
+
+    def is_current(self, job: Job) -> bool:
+        """Return whether the worker of a job has what a task would have to change in its process
+        now. Only one that is sure to begin may change it. An actor keeps its own."""
+        process = job.process
+        is_call = job.call.kind == "method"
+        return is_call or (process is not None and process.surroundings is self._surroundings(job))
 
     def _place(self, run: ev.Run, job: Job) -> None:
         """Take the lease of a placement group, for which no process is started."""

@@ -36,7 +36,7 @@ class EngineState(ABC):
         groups: the tasks that belong together.
         by_worker: the tasks that each worker runs, the newest last.
         source: where worker processes come from; None until the engine is open.
-        ahead: the calls that workers were sent ahead.
+        ahead: the tasks that workers were sent ahead.
     """
 
     pool: WorkerPool

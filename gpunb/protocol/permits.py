@@ -1,14 +1,14 @@
-"""Permits to begin the calls that the worker of an actor is sent ahead, while it runs another call.
+"""Permits to begin the tasks, or calls of an actor, that a worker is sent ahead.
 
-A permit is the number of a call, in a pipe that the kernel and the worker both read:
+A permit is a number, in a pipe that the kernel and the worker both read:
 
-1. The kernel writes the number, and then sends the call.
-2. The worker reads one number before it begins such a call. If the number belongs to a later call,
-   the worker keeps it, and drops the call.
+1. The kernel writes the number, and then sends the task.
+2. The worker reads one number before it begins such a task. If the number belongs to a later one,
+   the worker keeps it, and drops the task.
 3. To take back what has not begun, the kernel reads all numbers that are left.
 
-The system gives each number to one of the two readers, so both always know which calls run. The
-worker reports the end of a call before it reads the next number.
+The system gives each number to one of the two readers, so both always know which tasks run. The
+worker reports the end of a task before it reads the next number.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Permits:
         return self._read
 
     def grant(self) -> int:
-        """Permit the worker to begin one more call. Return the number of the permit."""
+        """Permit the worker to begin one more task. Return the number of the permit."""
         self._sent += 1
         os.write(self._write, _NUMBER.pack(self._sent))
         return self._sent

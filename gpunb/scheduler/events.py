@@ -274,8 +274,8 @@ DISTURBING = (
     TimeReached,
 )
 """Events that may end a task that waits, or a process. Before these all tasks that were sent ahead
-must be taken back; before a `WorkerExited` those of the worker; and before a `Blocked`, where a task
-may wait for one of them, all but the calls of actors."""
+must be taken back; before a `WorkerExited` those of the worker; and before a `Blocked`, where a
+task may wait for one of them, all but the calls of actors."""
 
 # ------------------------------------------------------------------------------------- decisions
 
@@ -303,8 +303,8 @@ class Run:
 
 @frozen
 class SendAhead:
-    """Send a worker a task that it may begin after those that it has, unless the task is taken back.
-    The attempt is that of the `Run` that follows."""
+    """Send a worker a task that it may begin after those that it has, unless it is taken back. The
+    attempt is that of the `Run` that follows."""
 
     task: TaskId
     attempt: int

@@ -177,8 +177,8 @@ class WorkerLoop:
                     pass
 
     def _may_begin(self, work: msg.Execute) -> bool:
-        """Return False for a call that was sent ahead and that the kernel has taken back."""
-        # What a call writes that was sent ahead comes after the report of the call before.
+        """Return False for a task that was sent ahead and that the kernel has taken back."""
+        # What a task writes that was sent ahead comes after the report of the task before.
         InTurn.first = self._remote.catch_up if work.permit else None
         return not work.permit or self._permits.take(work.permit)
 

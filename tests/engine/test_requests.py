@@ -337,7 +337,8 @@ def test_submitted_task_is_a_child_of_the_task_that_asks(kernel: Kernel, cleanup
     assert (job.parent, job.call.spec.name) == (kernel.job.id, "inner")
     assert kernel.parts.store.held_by(kernel.holder, obj) == 1
     (event,) = kernel.parts.engine.fed
-    assert event == ev.Submitted(job.id, job.call.spec, (), kernel.job.id, cleanup)
+    parent = kernel.job.id
+    assert event == ev.Submitted(job.id, job.call.spec, (), parent, cleanup, job.alike)
 
 
 def test_submitted_task_writes_where_the_sink_of_its_parent_says(kernel: Kernel) -> None:

@@ -31,12 +31,12 @@ class Ahead:
         self.book.agreed(self.process)
         self.reader = PermitReader(self.process.permits.fileno())
 
-    def send(self, *tasks: int) -> None:
+    def send(self, *tasks: int, actor: int = ACTOR) -> None:
         for task in tasks:
             work = msg.Execute(
                 task, 1, "f", "method", None, "f", None, ((), 0), (), (), 1, False, False
             )
-            self.book.send(ACTOR, self.process, work)
+            self.book.send(actor, self.process, work)
 
     def sent(self) -> list[Any]:
         outbox: Any = self.process.outbox
@@ -83,6 +83,15 @@ def test_other_events_take_nothing_back(ahead: Ahead, event: ev.Event) -> None:
     ahead.send(1, 2, 3)
     assert ahead.book.before(event) == []
     ahead.begin(3)
+
+
+@pytest.mark.parametrize("actor", [0, ACTOR])
+def test_a_task_that_waits_takes_back_all_but_calls(ahead: Ahead, actor: int) -> None:
+    """It may wait for one that has not begun. Calls start in their order all the same."""
+    ahead.send(1, 2, 3, actor=actor)
+    taken_back = [] if actor else [ev.TakenBack(WORKER, 3)]
+    assert ahead.book.before(ev.Blocked(9, 1, (2,))) == taken_back
+    ahead.book.take_back(WORKER)
 
 
 def test_a_call_that_counts_as_begun_and_was_taken_back_is_sent_again(ahead: Ahead) -> None:

@@ -132,7 +132,9 @@ def _check_decisions(world: World) -> None:
     given = [each.allocation for each in runs if each.new and each.allocation.within is None]
     if any(each.cpus for each in given):
         assert core.capacity.cpus >= 0, "more CPUs were given out than there are"
-    starts = [each.task for each in runs if each.task not in world.calls]
+    chosen = [each for each in runs if not each.ahead]  # the others were when they were sent
+    chosen += [each for each in world.answers[-1] if isinstance(each, ev.SendAhead)]
+    starts = [each.task for each in chosen if each.task not in world.calls]
     if starts:
         assert core.workers.busy <= core.state.policy.max_workers
     again = {each.task for each in runs if each.attempt > 1}  # these go before others of their kind

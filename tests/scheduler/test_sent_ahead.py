@@ -203,6 +203,19 @@ def test_tasks_that_are_sent_ahead(core: MakeWorld, options: dict[str, Any]) -> 
     assert bool(sent(world.finish(tasks[0], steady=True))) == ("timeout" in options)
 
 
+def test_tasks_whose_worker_is_gone_wait_again(core: MakeWorld) -> None:
+    """It may end before it was sent them: then nobody says that they were taken back."""
+    world, tasks = batch(core)
+    worker = world.worker(tasks[0])
+    assert sent(world.finish(tasks[0], steady=True))
+    world.ahead.clear()
+    world.exit(worker, "killed by signal 9")
+    for task in tasks[1:]:
+        if task not in world.settled:
+            world.finish(task)
+    assert set(world.settled) == set(tasks)
+
+
 REPORTS: list[Report] = [Succeeded(), Succeeded(), Raised(), Raised(retry=True), Exited()]
 REPORTS.append(Exited("it has failed", failed=True))
 

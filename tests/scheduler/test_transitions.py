@@ -10,6 +10,7 @@ import pytest
 
 import gpunb.scheduler
 from gpunb.scheduler.actor_queue import Calls
+from gpunb.scheduler.ahead import MANY
 from gpunb.scheduler.resources import Allocation
 from gpunb.scheduler.state import (
     ACTOR_TRANSITIONS,
@@ -67,6 +68,9 @@ def test_every_allowed_change_of_a_task_happens(core: MakeWorld, changes: set[Ch
     call = world.call(world.ready_actor(), retries=1)
     world.finish(call, Raised(retry=True))  # waiting, running, and waiting again for the retry
     world.finish(call)
+    world = core(cpus=1)
+    tasks = [world.submit(function="f", alike="a") for _ in range(MANY + 2)]
+    world.finish(tasks[0], steady=True)  # queued, waiting for its worker, running
     assert {each for each in changes if each[0] is Task} == allowed(Task)
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.actor_queue import AHEAD
 from gpunb.scheduler.groups import group_of
+from gpunb.scheduler.line import key_of
 from gpunb.scheduler.placement import Capacity
 from gpunb.scheduler.policy import Policy
 from gpunb.scheduler.resources import (
@@ -569,20 +570,8 @@ class World:
         match decision:
             case ev.Run():
                 self._run(decision)
-            case ev.SendAhead(task, _, worker):
-                assert self.waits(task)
-                assert worker in self.live
-                assert worker not in self.ending
-                runs = [each for each in self.answers[-1] if isinstance(each, ev.Run)]
-                assert worker in {each.worker for each in runs}, "behind a call that may be over"
-                if task in self.calls:
-                    assert self.calls[task] == self.history[worker][0]
-                else:
-                    self._check_sent_ahead(task, worker)
-                assert all(self._has_result(task, need) for need in self.needs[task])
-                self.sent_ahead = True
-                self.ahead.setdefault(worker, []).append(task)
-                assert len(self.ahead[worker]) <= AHEAD
+            case ev.SendAhead():
+                self._send_ahead(decision)
             case ev.Prepare() | ev.Park() | ev.Restore():
                 self._move_memory(decision)
             case ev.Settle(task, outcome):
@@ -612,16 +601,34 @@ class World:
                 assert self.wake is None or time < self.wake
                 self.wake = time
 
-    def _check_sent_ahead(self, task: TaskId, worker: WorkerId) -> None:
-        """A task is sent behind one of its kind, when no other sort of task waits."""
+    def _send_ahead(self, decision: ev.SendAhead) -> None:
+        task, worker = decision.task, decision.worker
+        assert self.waits(task)
+        assert worker in self.live
+        assert worker not in self.ending
+        assert all(self._has_result(task, need) for need in self.needs[task])
+        if task in self.calls:
+            assert self.calls[task] == self.history[worker][0]
+            runs = [each for each in self.answers[-1] if isinstance(each, ev.Run)]
+            assert worker in {each.worker for each in runs}, "behind a call that may be over"
+        else:
+            self._check_task_ahead(task, worker)
+        self.sent_ahead = True
+        self.ahead.setdefault(worker, []).append(task)
+        assert len(self.ahead[worker]) <= AHEAD
+
+    def _check_task_ahead(self, task: TaskId, worker: WorkerId) -> None:
+        """A first attempt is sent behind a task of its kind, while no others are in line, and
+        nobody waits for it above all."""
         spec, (before,) = self.specs[task], self.tasks_on(worker)
         assert not self.live[worker].shares
-        assert (spec.demand, spec.function) == (
-            self.specs[before].demand,
-            self.specs[before].function,
-        )
         assert not spec.max_calls
-        assert {each.spec.demand for each in self.scheduler.tasks.values()} == {spec.demand}
+        assert not self.attempts.get(task)
+        for name in ("demand", "function"):
+            assert getattr(spec, name) == getattr(self.specs[before], name)
+        queued = [each for each in self.scheduler.tasks.values() if each.state == "queued"]
+        assert {key_of(each) for each in queued} <= {(spec.demand, 0, spec.priority)}
+        assert not self.scheduler.tasks[task].depth
 
     def _end(self, decision: ev.Interrupt | ev.Retire | ev.Kill) -> None:
         match decision:

@@ -10,7 +10,7 @@ import resource
 import signal
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -21,7 +21,6 @@ from gpunb.exceptions import (
     ActorUnavailableError,
     TaskCancelledError,
 )
-from gpunb.protocol import sink
 from gpunb.protocol.permits import Permits
 from tests.api.actors.counter import back, get
 from tests.sessions import both, forked
@@ -66,20 +65,6 @@ class Steps:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # by the clock: the session has to interrupt it
-
-
-@pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the permits to begin calls that were sent ahead."""
-    granted: list[int] = []
-    grant = Permits.grant
-
-    def noting(self: Permits) -> int:
-        granted.append(grant(self))
-        return granted[-1]
-
-    monkeypatch.setattr(Permits, "grant", noting)
-    return granted
 
 
 def held(actor: Any, ahead: list[int], gate: Gate) -> tuple[Any, list[Any]]:
@@ -202,28 +187,6 @@ def test_the_error_of_a_crash_shows_where_it_was(four):
             get(crashes)
         assert get(after) == list(range(5))
         back(actor.all)
-
-
-class Noted(sink.Sink):
-    """Notes the text of one call."""
-
-    made: ClassVar[list[Noted]] = []
-
-    def __init__(self, name: str) -> None:
-        self.said = ""
-        Noted.made.append(self)
-
-    def text(self, stream: str, text: str) -> None:
-        self.said += text
-
-
-@pytest.fixture
-def noted():
-    Noted.made.clear()
-    sink.install(Noted)
-    yield Noted.made
-    sink.install(None)
-    Noted.made.clear()
 
 
 def test_what_a_call_prints_is_its_own(four, noted, ahead):

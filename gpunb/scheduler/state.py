@@ -44,8 +44,8 @@ TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
     "running": frozenset({"waiting", "queued", "over"}),
     "over": frozenset(),
 }
-"""A task waits for its inputs or its actor, is queued for room, and runs; a retry goes back. A task
-that was sent ahead waits for its worker."""
+"""A task waits for its inputs, its actor or the worker that it was sent to, is queued for room, and
+runs; a retry goes back."""
 
 WORKER_TRANSITIONS: Mapping[WorkerState, frozenset[WorkerState]] = {
     "busy": frozenset({"idle", "leaving"}),

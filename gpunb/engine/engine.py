@@ -43,6 +43,7 @@ from gpunb.protocol import messages as msg
 from gpunb.protocol.backend import Outcome
 from gpunb.protocol.plain import Malformed
 from gpunb.protocol.sink import Sink
+from gpunb.protocol.verbs import Surroundings
 from gpunb.protocol.zygote import Imports
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.scheduler import Scheduler
@@ -61,6 +62,7 @@ class Engine(EngineState):
         self, scheduler: Scheduler, loop: Loop, store: Store, setups: Setups, *, share: str
     ) -> None:
         super().__init__(scheduler, loop, store)
+        self._setups = setups
         self.pool = WorkerPool(loop, self, STANDBYS)
         store.released = self._released
         self.sampler = ShareChecks(self, policy=share)
@@ -146,6 +148,9 @@ class Engine(EngineState):
 
     def changed(self) -> None:
         self.publisher.changed()
+
+    def surroundings(self, job: Job) -> Surroundings:
+        return self._setups.now() if job.owner is None else job.owner.surroundings
 
     def _not_carried_out(self, decision: ev.Decision, error: Exception) -> None:
         """Fail the task of a decision that could not be carried out: its caller must not wait for

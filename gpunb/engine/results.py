@@ -129,7 +129,7 @@ class Results:
             report = tasks.Raised(report.retry, self._spared(job, len(outcomes) - 1))
         # Asked before the event, which settles the first report of a constructor.
         again = engine.actors.constructed_again(job, failure)
-        steady = engine.ahead.is_steady(job) and engine.starts.is_current(job)
+        steady = engine.ahead.is_steady(job)
         engine.feed(
             ev.Finished(message.task, message.attempt, worker, report, message.short, steady)
         )

@@ -43,8 +43,17 @@ class _Sent:
 class SentAhead:
     """Knows which tasks workers were sent ahead."""
 
-    def __init__(self, feed: Callable[[ev.Event], object]) -> None:
+    def __init__(
+        self,
+        feed: Callable[[ev.Event], object],
+        surroundings: Callable[[Job], object],
+        read_output: Callable[[WorkerProcess], object],
+    ) -> None:
+        """`surroundings` returns what the worker of a job has to have, and `read_output` hands over
+        what a process has written."""
         self._feed = feed
+        self._surroundings = surroundings
+        self._read_output = read_output
         self._sent: dict[WorkerId, _Sent] = {}
 
     def __bool__(self) -> bool:
@@ -55,6 +64,9 @@ class SentAhead:
         """Note the end of a task. Return whether its worker may be sent others ahead."""
         process = job.process
         if job.alike is None or process is None:
+            return False
+        # Only a task that is sure to begin may change the process. An actor keeps what it has.
+        if not job.call.actor and process.surroundings is not self._surroundings(job):
             return False
         process.quiet += 1
         short = SHORT if job.call.actor else SHORT_TASK
@@ -108,14 +120,16 @@ class SentAhead:
 
     def _taken_back(self, workers: list[WorkerId]) -> list[ev.TakenBack]:
         found = [(each, self._sent.pop(each)) for each in workers if each in self._sent]
-        return [ev.TakenBack(worker, _take_back(sent)) for worker, sent in found]
+        return [ev.TakenBack(worker, self._left(sent)) for worker, sent in found]
 
-
-def _take_back(sent: _Sent) -> int:
-    """Take back the tasks that a worker has not begun. Return how many these are. If it has not
-    begun the one before these either, that one is sent again, and needs no permit."""
-    assert sent.process.permits is not None
-    count = sent.process.permits.take_back()
-    if count > len(sent.calls) and sent.last is not None and not sent.process.gone:
-        sent.process.outbox.send(sent.last)
-    return min(count, len(sent.calls))
+    def _left(self, sent: _Sent) -> int:
+        """Take back the tasks that a worker has not begun. Return how many these are. If it has not
+        begun the one before these either, that one is sent again, and needs no permit."""
+        process = sent.process
+        assert process.permits is not None
+        count = process.permits.take_back()
+        if not process.gone and count < len(sent.calls):
+            self._read_output(process)  # it belongs to the task before those that have begun
+        if not process.gone and count > len(sent.calls) and sent.last is not None:
+            process.outbox.send(sent.last)
+        return min(count, len(sent.calls))

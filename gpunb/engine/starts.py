@@ -18,7 +18,6 @@ from gpunb.processes.followed import installed
 from gpunb.processes.worker_process import WorkerProcess
 from gpunb.protocol import messages as msg
 from gpunb.protocol.backend import HandleTo, Outcome
-from gpunb.protocol.verbs import Surroundings
 from gpunb.protocol.zygote import Imports
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.snapshot import devices_of_group
@@ -78,13 +77,6 @@ class Starts:
         if process is not None:
             self._send(job, process, None, attempt=decision.attempt, ahead=True)
 
-    def is_current(self, job: Job) -> bool:
-        """Return whether the worker of a job has what a task would have to change in its process
-        now. Only one that is sure to begin may change it. An actor keeps its own."""
-        process = job.process
-        is_call = job.call.kind == "method"
-        return is_call or (process is not None and process.surroundings is self._surroundings(job))
-
     def _place(self, run: ev.Run, job: Job) -> None:
         """Take the lease of a placement group, for which no process is started."""
         engine = self._engine
@@ -128,7 +120,7 @@ class Starts:
         followed = self._engine.source.followed if self._engine.source is not None else None
         if followed is None:
             return False
-        now = self._surroundings(job)
+        now = self._engine.surroundings(job)
         return bool(job.call.spec.environment) or not followed.fits(
             now.environment, now.path, installed(now.path)
         )
@@ -137,7 +129,7 @@ class Starts:
         """Return what the job needs at its begin and its worker may have from the preload."""
         if not job.call.imports or job.call.spec.environment:
             return None
-        now = self._surroundings(job)
+        now = self._engine.surroundings(job)
         path = list(now.path)
         environment, call = dict(now.environment), job.call
         return Imports(call.imports, {}, environment, path, installed(path), call.shell)
@@ -161,16 +153,12 @@ class Starts:
         job.gpus, job.held = self._setups.ids(run.allocation), run.allocation.shares
         running.append(job.id)
 
-    def _surroundings(self, job: Job) -> Surroundings:
-        """Return the environment, folder and path of the kernel that submitted the job."""
-        return self._setups.now() if job.owner is None else job.owner.surroundings
-
     def _setup(self, run: ev.Run, job: Job, process: WorkerProcess) -> tuple[Any, ...] | None:
         """Return what the worker has to change in its process; None if it has all already. An
         actor keeps the setup that it was made with."""
         if job.call.kind == "method":
             return None
-        spec, now = job.call.spec, self._surroundings(job)
+        spec, now = job.call.spec, self._engine.surroundings(job)
         threads = self._setups.threads(run.allocation)
         before = process.surroundings
         if before is now and process.threads == threads:

@@ -14,6 +14,7 @@ from gpunb.engine.object_store import Store
 from gpunb.engine.peak_history import PeakHistory
 from gpunb.engine.sent_ahead import SentAhead
 from gpunb.protocol.backend import ObjectId
+from gpunb.protocol.verbs import Surroundings
 from gpunb.scheduler import events as ev
 from gpunb.scheduler.scheduler import Scheduler
 from gpunb.scheduler.tasks import ActorId, TaskId, WorkerId
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gpunb.processes.fork_source import ForkSource
     from gpunb.processes.pool import WorkerPool
     from gpunb.processes.spawn_source import SpawnSource
+    from gpunb.processes.worker_process import WorkerProcess
 
 
 class EngineState(ABC):
@@ -53,12 +55,21 @@ class EngineState(ABC):
         self.groups = JobGroups(self.jobs, self.actors)
         self.faults = Faults()
         self.outlets = Outlets(self.faults)
-        self.ahead = SentAhead(self.feed)
+        self.ahead = SentAhead(self.feed, self.surroundings, self.read_output)
         self.source: ForkSource | SpawnSource | None = None
 
     @abstractmethod
     def feed(self, event: ev.Event) -> None:
         """Give the scheduler an event, now or after the events that it is handling."""
+
+    @abstractmethod
+    def surroundings(self, job: Job) -> Surroundings:
+        """Return the environment, folder and path of the kernel that submitted the job, as they
+        are now."""
+
+    def read_output(self, process: WorkerProcess) -> None:
+        """Hand over what a process has written."""
+        self.pool.receiver.read_output(process)
 
     @abstractmethod
     def changed(self) -> None:

@@ -159,6 +159,11 @@ class Receiver:
 
         self._loop.after(PACE, resume)
 
+    def read_output(self, process: WorkerProcess) -> None:
+        """Read what a process has written."""
+        for descriptor in (process.out, process.err):
+            self._drain(process, descriptor)
+
     def _drain(self, process: WorkerProcess, descriptor: int) -> bool:
         """Read the available output; return False at the end of the stream."""
         self._loop.ready.discard(descriptor)
@@ -197,8 +202,7 @@ class Receiver:
             return
         while not process.received_all and not process.gone:
             self._receive_rest(process)
-        for descriptor in (process.out, process.err):
-            self._drain(process, descriptor)
+        self.read_output(process)
         self._owner.ended(process, process.reason)
 
     def _receive_rest(self, process: WorkerProcess) -> None:
@@ -211,8 +215,7 @@ class Receiver:
         except (Malformed, OSError) as error:
             self._end_for(process, error)
             return
-        for descriptor in (process.out, process.err):
-            self._drain(process, descriptor)
+        self.read_output(process)
         if not isinstance(message, msg.Ready):
             self._deliver(process, message, descriptors)
 

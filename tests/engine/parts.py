@@ -67,6 +67,9 @@ class FedState(EngineState):
     def changed(self) -> None:
         pass
 
+    def surroundings(self, job: Job) -> Any:
+        return None
+
 
 class RecordingOutbox:
     """Notes the messages for another process in place of the socket to it."""

@@ -9,7 +9,8 @@ import pytest
 
 from gpunb.engine import sent_ahead
 from gpunb.engine.jobs import Job
-from gpunb.engine.sent_ahead import QUIET, SHORT, SentAhead
+from gpunb.engine.sent_ahead import QUIET, SHORT, SHORT_TASK, SentAhead
+from gpunb.processes.worker_process import WorkerProcess
 from gpunb.protocol import messages as msg
 from gpunb.protocol.permits import PermitReader, Permits
 from gpunb.scheduler import events as ev
@@ -25,7 +26,9 @@ class Ahead:
 
     def __init__(self) -> None:
         self.fed: list[ev.Event] = []
-        self.book = SentAhead(self.fed.append)
+        self.read: list[WorkerProcess] = []
+        self.surroundings: object = None
+        self.book = SentAhead(self.fed.append, lambda job: self.surroundings, self.read.append)
         self.process = worker_process(WORKER)
         self.process.permits = Permits()
         self.book.agreed(self.process)
@@ -72,6 +75,7 @@ def test_what_has_not_begun_is_taken_back(ahead: Ahead, event: ev.Event, begun: 
     ahead.send(1, 2, 3)
     ahead.begin(begun)
     assert ahead.book.before(event) == [ev.TakenBack(WORKER, 3 - begun)]
+    assert ahead.read == ([ahead.process] if begun else []), "what the task before has written"
     assert not ahead.book
     assert ahead.book.before(event) == []
 
@@ -132,9 +136,11 @@ def test_output_takes_back_what_has_not_begun(ahead: Ahead) -> None:
 # ------------------------------------------------------------------------------ when it is worth it
 
 
-def ended(ahead: Ahead, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> bool:
-    """Whether the actor may be sent calls, after one that took so long."""
-    job = Job(1, method(ACTOR), (), (), alike="a")
+def ended(
+    ahead: Ahead, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0, *, actor: int = ACTOR
+) -> bool:
+    """Whether the worker may be sent others, after a task or call that took so long."""
+    job = Job(1, method(actor) if actor else call(), (), (), alike="a")
     job.process = ahead.process
     monkeypatch.setattr(sent_ahead.time, "monotonic", lambda: job.since + seconds)
     return ahead.book.is_steady(job)
@@ -149,6 +155,18 @@ def test_an_actor_is_steady_after_some_short_calls_without_output(
     assert ended(ahead, monkeypatch)
     ahead.book.heard(ahead.process)
     assert not ended(ahead, monkeypatch)
+
+
+def test_a_worker_that_a_task_would_have_to_change_is_not_steady(
+    ahead: Ahead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead.process.quiet = QUIET
+    ahead.surroundings = object()
+    assert ended(ahead, monkeypatch), "an actor keeps what it was made with"
+    assert not ended(ahead, monkeypatch, actor=0)
+    ahead.process.surroundings = ahead.surroundings
+    assert ended(ahead, monkeypatch, actor=0)
+    assert not ended(ahead, monkeypatch, SHORT_TASK * 1.1, actor=0)
 
 
 def test_a_worker_gets_the_pipe_of_permits_once(monkeypatch: pytest.MonkeyPatch) -> None:

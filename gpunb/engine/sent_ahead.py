@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpunb.engine.jobs import Job
@@ -85,14 +85,15 @@ class SentAhead:
         if process.permits is not None:
             process.permits.agreed = True
 
-    def send(self, actor: ActorId, process: WorkerProcess, call: msg.Execute) -> None:
-        """Send a task with a permit; `actor` is 0 if it is no call of one."""
+    def send(self, actor: ActorId, process: WorkerProcess, calls: Sequence[msg.Execute]) -> None:
+        """Send tasks, with a permit for each; `actor` is 0 if they are no calls of one."""
         assert process.permits is not None
         sent = self._sent.get(process.holder)
         if sent is None:
             sent = self._sent[process.holder] = _Sent(actor, process)
-        sent.calls.append(call)
-        process.outbox.send(call._replace(permit=process.permits.grant()))
+        sent.calls.extend(calls)
+        first = process.permits.grant(len(calls))
+        process.outbox.send(msg.ExecuteAhead(first, tuple(call[:-1] for call in calls)))
 
     def begins(self, worker: WorkerId) -> None:
         """Note that a worker begins the next of its tasks, or has begun it."""

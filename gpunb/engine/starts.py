@@ -8,6 +8,7 @@ from typing import Any
 import loky
 
 from gpunb.data import serialize
+from gpunb.data.segments import Segment
 from gpunb.engine.jobs import Job
 from gpunb.engine.prepared import PreparedWorkers
 from gpunb.engine.share_checks import ShareChecks
@@ -66,16 +67,22 @@ class Starts:
         if run.ahead:
             engine.ahead.begins(run.worker)
         else:
-            self._send(job, process, setup, attempt=run.attempt, last=run.last)
+            work = self._work(job, process, setup, attempt=run.attempt, last=run.last)
+            process.outbox.send(*work)
         if run.allocation.shares:
             self._sampler.begins(job, run.worker, process, run.allocation.shares)
 
     def send_ahead(self, decision: ev.SendAhead) -> None:
-        """Send a task to a worker that runs another one."""
+        """Send tasks to a worker that runs another one."""
         engine = self._engine
-        job, process = engine.jobs[decision.task], engine.pool.process(decision.worker)
-        if process is not None:
-            self._send(job, process, None, attempt=decision.attempt, ahead=True)
+        process = engine.pool.process(decision.worker)
+        if process is None:
+            return
+        work = [
+            self._work(engine.jobs[task], process, None, attempt=attempt)[0]
+            for task, attempt in decision.tasks
+        ]
+        engine.ahead.send(engine.jobs[decision.tasks[0][0]].call.actor, process, work)
 
     def _place(self, run: ev.Run, job: Job) -> None:
         """Take the lease of a placement group, for which no process is started."""
@@ -178,7 +185,7 @@ class Starts:
             and job.owner is None,
         )
 
-    def _send(
+    def _work(
         self,
         job: Job,
         process: WorkerProcess,
@@ -186,9 +193,9 @@ class Starts:
         *,
         attempt: int,
         last: bool = False,
-        ahead: bool = False,
-    ) -> None:
-        """Send the task: its code, if the worker does not have it yet, and its first inputs."""
+    ) -> tuple[msg.Execute, list[Segment]]:
+        """Return the task for the worker: its code, if the worker does not have it yet, and its
+        first inputs, with their memory."""
         engine = self._engine
         call, spec = job.call, job.call.spec
         # Workers must not keep objects that a function refers to.
@@ -218,7 +225,4 @@ class Starts:
             group=spec.group,
             spin=engine.scheduler.workers.running < self._cpus,  # one is for this process
         )
-        if ahead:
-            engine.ahead.send(call.actor, process, work)
-        else:
-            process.outbox.send(work, segments)
+        return work, segments

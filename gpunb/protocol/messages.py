@@ -99,8 +99,8 @@ class Execute(NamedTuple):
         host: for a worker that becomes an actor, the fields of `HostedActor`.
         group: the concurrency group of a call; empty for the default one.
         spin: whether the worker may spin while it waits for the next task.
-        permit: the number of the permit that the worker needs to begin a call that was sent ahead;
-            0 for others.
+        permit: the number of the permit that the worker needs to begin a task that was sent ahead;
+            0 for others. The last field, see `ExecuteAhead`.
     """
 
     task: int
@@ -120,6 +120,15 @@ class Execute(NamedTuple):
     group: str = ""
     spin: bool = True
     permit: int = 0
+
+
+class ExecuteAhead(NamedTuple):
+    """Run these tasks one after the other, after those before. The first one needs the permit of
+    that number, the others the ones that follow. `tasks`: for each the fields of `Execute`, without
+    the last, which is the permit."""
+
+    permit: int
+    tasks: tuple[tuple[Any, ...], ...]
 
 
 class Prepare(NamedTuple):
@@ -307,6 +316,7 @@ Message: TypeAlias = (
     | Imported
     | Rehearse
     | Permits
+    | ExecuteAhead
 )
 
 _TYPES: tuple[Any, ...] = get_args(Message)

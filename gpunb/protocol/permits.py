@@ -2,7 +2,7 @@
 
 A permit is a number, in a pipe that the kernel and the worker both read:
 
-1. The kernel writes the number, and then sends the task.
+1. The kernel writes the numbers of some tasks at once, and then sends the tasks.
 2. The worker reads one number before it begins such a task. If the number belongs to a later one,
    the worker keeps it, and drops the task.
 3. To take back what has not begun, the kernel reads all numbers that are left.
@@ -43,11 +43,12 @@ class Permits:
         """Return the descriptor for the worker."""
         return self._read
 
-    def grant(self) -> int:
-        """Permit the worker to begin one more task. Return the number of the permit."""
-        self._sent += 1
-        os.write(self._write, _NUMBER.pack(self._sent))
-        return self._sent
+    def grant(self, count: int) -> int:
+        """Permit the worker to begin so many more tasks. Return the number of the first permit."""
+        first = self._sent + 1
+        self._sent += count
+        os.write(self._write, b"".join(map(_NUMBER.pack, range(first, first + count))))
+        return first
 
     def take_back(self) -> int:
         """Take back the permits that the worker has not taken. Return how many these are; after

@@ -21,6 +21,9 @@ from gpunb.scheduler.tasks import TaskId, TaskSpec
 AHEAD = 8
 """Tasks or calls that a worker is sent ahead, at most."""
 
+FEW = 2
+"""A worker that has more than these is sent no others: several at once travel in one message."""
+
 
 class Call(Protocol):
     """The fields of a task that the queue reads."""
@@ -102,20 +105,24 @@ class Calls(Generic[T]):
                     return task
         return None
 
-    def send_ahead(self, started: T) -> Iterator[T]:
-        """Let the calls that come next leave their lines, and yield them, as long as they are like
+    def send_ahead(self, started: T) -> list[T]:
+        """Let the calls that come next leave their lines, and return them, as long as they are like
         the call that has just started. No call, if the actor may run several at once."""
         heads = self._heads[""] if self._one and self._in_order else []
+        sent: list[T] = []
+        if len(self.ahead) > FEW:
+            return sent
         while heads and len(self.ahead) < AHEAD:
             ident = heads[0][1]
             task = self._tasks[ident] if self._counts(ident) else None
             if task is not None and not alike(task, started):
-                return
+                break
             heapq.heappop(heads)
             if task is not None:
                 self.drop(task)
                 self.ahead.append(task)
-                yield task
+                sent.append(task)
+        return sent
 
     def take_back(self, count: int) -> None:
         """Put the last `count` of the calls that were sent ahead back into their lines."""

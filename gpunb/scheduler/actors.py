@@ -383,9 +383,9 @@ class Actors:
         if started is not None and actor.steady:
             # Behind this one only: a call that started earlier may be over in the worker, while
             # its report waits and those of others are handled.
-            for task in actor.calls.send_ahead(started):
-                early = ev.SendAhead(task.id, task.attempt + 1, actor.worker)
-                self._state.decisions.append(early)
+            sent = tuple((each.id, each.attempt + 1) for each in actor.calls.send_ahead(started))
+            if sent:
+                self._state.decisions.append(ev.SendAhead(actor.worker, sent))
 
     def _start(self, actor: Actor, task: Task, now: float, *, ahead: bool) -> None:
         assert actor.worker is not None

@@ -10,7 +10,7 @@ the task before it may take long.
 from __future__ import annotations
 
 from gpunb.scheduler import events as ev
-from gpunb.scheduler.actor_queue import AHEAD, alike
+from gpunb.scheduler.actor_queue import AHEAD, FEW, alike
 from gpunb.scheduler.line import key_of
 from gpunb.scheduler.loans import Loans
 from gpunb.scheduler.queue import Queue
@@ -21,10 +21,6 @@ from gpunb.scheduler.timers import Timers
 MANY = 32
 """Tasks that must wait in the line for more to be sent ahead: the last ones start where there is
 room first."""
-
-FEW = 2
-"""A worker that has more than these is sent no others: several at once wake it once."""
-
 
 class TasksAhead:
     """Sends tasks ahead, and starts those that have begun."""
@@ -71,13 +67,15 @@ class TasksAhead:
         # No other task waits that may have to start before these.
         if line is None or len(self._queue.lines) > 1 or line.count < MANY or not line.stuck:
             return
+        sent = []
         while len(worker.ahead) < AHEAD and _may_follow(line.tasks[0], task):
             other = line.tasks[0]
             other.set_state("waiting")
             self._queue.take(line, other)
             worker.ahead.append(other)
-            early = ev.SendAhead(other.id, other.attempt + 1, worker.id)
-            self._state.decisions.append(early)
+            sent.append((other.id, other.attempt + 1))
+        if sent:
+            self._state.decisions.append(ev.SendAhead(worker.id, tuple(sent)))
         if worker.ahead and self._timers.ahead_end is None:
             self._timers.set_ahead_end(now)
         self._starts.start_queued(now)  # looks at the next one of the line

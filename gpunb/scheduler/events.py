@@ -303,12 +303,14 @@ class Run:
 
 @frozen
 class SendAhead:
-    """Send a worker a task that it may begin after those that it has, unless it is taken back. The
-    attempt is that of the `Run` that follows."""
+    """Send a worker tasks that it may begin after those that it has, unless they are taken back.
 
-    task: TaskId
-    attempt: int
+    Attributes:
+        tasks: each with its attempt, which is that of the `Run` that follows.
+    """
+
     worker: WorkerId
+    tasks: tuple[tuple[TaskId, int], ...]
 
 
 @frozen

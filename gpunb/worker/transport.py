@@ -178,6 +178,10 @@ class Transport:
         if isinstance(message, msg.CommMessage) and self._listener is not None:
             self._comms.append((message, descriptors))
             return None
+        if isinstance(message, msg.ExecuteAhead):
+            for permit, fields in enumerate(message.tasks, message.permit):
+                self._work.append((msg.Execute(*fields, permit), []))
+            return self.beside
         if isinstance(message, msg.Execute):
             self.channel.may_spin = message.spin
         if not isinstance(message, msg.Reply):

@@ -27,9 +27,10 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     granted: list[int] = []
     grant = Permits.grant
 
-    def noting(self: Permits) -> int:
-        granted.append(grant(self))
-        return granted[-1]
+    def noting(self: Permits, count: int) -> int:
+        first = grant(self, count)
+        granted.extend(range(first, first + count))
+        return first
 
     monkeypatch.setattr(Permits, "grant", noting)
     return granted

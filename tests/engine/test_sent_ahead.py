@@ -35,15 +35,23 @@ class Ahead:
         self.reader = PermitReader(self.process.permits.fileno())
 
     def send(self, *tasks: int, actor: int = ACTOR) -> None:
-        for task in tasks:
-            work = msg.Execute(
-                task, 1, "f", "method", None, "f", None, ((), 0), (), (), 1, False, False
-            )
-            self.book.send(actor, self.process, work)
+        work = [
+            msg.Execute(task, 1, "f", "method", None, "f", None, ((), 0), (), (), 1, False, False)
+            for task in tasks
+        ]
+        self.book.send(actor, self.process, work)
 
     def sent(self) -> list[Any]:
+        """The messages, with each task that was sent ahead as one."""
         outbox: Any = self.process.outbox
-        return [message for message, _ in outbox.sent]
+        found: list[Any] = []
+        for message, _ in outbox.sent:
+            if isinstance(message, msg.ExecuteAhead):
+                for at, fields in enumerate(message.tasks):
+                    found.append(msg.Execute(*fields, message.permit + at))
+            else:
+                found.append(message)
+        return found
 
     def begin(self, number: int) -> None:
         """The worker begins so many calls."""

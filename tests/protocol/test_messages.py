@@ -33,6 +33,7 @@ GOOD = [
     msg.Permits(),
     msg.Retired(),
     msg.Output(1, "text", {}),
+    msg.ExecuteAhead(7, ((1, 1, "f"), (2, 1, "f"))),
     msg.Execute(1, 1, "f", "call", None, "f", None, ((), 0), (), (), 1, False, False),
 ]
 

@@ -20,9 +20,15 @@ def permits() -> Iterator[Permits]:
     made.close()
 
 
+def numbers(permits: Permits, count: int) -> range:
+    """Those of so many new permits."""
+    first = permits.grant(count)
+    return range(first, first + count)
+
+
 def test_a_permit_is_taken_once(permits: Permits) -> None:
     reader = PermitReader(permits.fileno())
-    first, second = permits.grant(), permits.grant()
+    first, second = numbers(permits, 2)
     assert reader.take(first)
     assert reader.take(second)
     assert permits.take_back() == 0
@@ -30,18 +36,18 @@ def test_a_permit_is_taken_once(permits: Permits) -> None:
 
 def test_what_was_taken_back_cannot_be_taken(permits: Permits) -> None:
     reader = PermitReader(permits.fileno())
-    numbers = [permits.grant() for _ in range(3)]
-    assert reader.take(numbers[0])
+    granted = numbers(permits, 3)
+    assert reader.take(granted[0])
     assert permits.take_back() == 2
-    assert not reader.take(numbers[1])
-    assert not reader.take(numbers[2])
+    assert not reader.take(granted[1])
+    assert not reader.take(granted[2])
 
 
 def test_a_permit_for_a_later_call_is_kept_for_it(permits: Permits) -> None:
     reader = PermitReader(permits.fileno())
-    old, _ = permits.grant(), permits.grant()
+    old, _ = numbers(permits, 2)
     assert permits.take_back() == 2
-    new, last = permits.grant(), permits.grant()
+    new, last = numbers(permits, 2)
     assert not reader.take(old)
     assert permits.take_back() == 1, "the reader has the first of the new ones already"
     assert reader.take(new)
@@ -51,8 +57,8 @@ def test_a_permit_for_a_later_call_is_kept_for_it(permits: Permits) -> None:
 def test_what_was_left_at_the_end_is_known_afterwards() -> None:
     permits = Permits()
     reader = PermitReader(permits.fileno())
-    numbers = [permits.grant() for _ in range(3)]
-    assert reader.take(numbers[0])
+    granted = numbers(permits, 3)
+    assert reader.take(granted[0])
     assert permits.take_back() == 2
     permits.close()
     assert permits.take_back() == 2
@@ -61,7 +67,7 @@ def test_what_was_left_at_the_end_is_known_afterwards() -> None:
 
 def test_closing_takes_nothing_away(permits: Permits) -> None:
     """As in a forked child of the kernel, which closes what it has inherited."""
-    number = permits.grant()
+    number = permits.grant(1)
     reader = PermitReader(os.dup(permits.fileno()))
     with forked() as child:
         if not child:
@@ -90,8 +96,9 @@ def test_both_sides_agree_on_what_has_begun(permits: Permits, seed: int) -> None
     with os.fdopen(answer, "wb", buffering=0) as sent:
         for _ in range(3000):
             if dice.random() < 0.8:
-                ahead.append(permits.grant())
-                sent.write(ahead[-1].to_bytes(8, "little"))
+                for number in numbers(permits, dice.choice([1, 2, 6])):
+                    ahead.append(number)
+                    sent.write(number.to_bytes(8, "little"))
             else:
                 kept = len(ahead) - permits.take_back()
                 expected += ahead[:kept]

@@ -120,6 +120,12 @@ def _check_peers(world: World) -> None:
         assert key in world.reported
 
 
+def sent_ahead(decisions: list[ev.Decision]) -> list[TaskId]:
+    """The tasks that workers are sent ahead."""
+    sent = [each.tasks for each in decisions if isinstance(each, ev.SendAhead)]
+    return [task for tasks in sent for task, _ in tasks]
+
+
 def _check_decisions(world: World) -> None:
     """Checks from decisions alone: no share of a device is given out twice."""
     held: Counter[str] = Counter()
@@ -132,9 +138,9 @@ def _check_decisions(world: World) -> None:
     given = [each.allocation for each in runs if each.new and each.allocation.within is None]
     if any(each.cpus for each in given):
         assert core.capacity.cpus >= 0, "more CPUs were given out than there are"
-    chosen = [each for each in runs if not each.ahead]  # the others were when they were sent
-    chosen += [each for each in world.answers[-1] if isinstance(each, ev.SendAhead)]
-    starts = [each.task for each in chosen if each.task not in world.calls]
+    chosen = [each.task for each in runs if not each.ahead]  # the others were when they were sent
+    chosen += sent_ahead(world.answers[-1])
+    starts = [each for each in chosen if each not in world.calls]
     if starts:
         assert core.workers.busy <= core.state.policy.max_workers
     again = {each.task for each in runs if each.attempt > 1}  # these go before others of their kind

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gpunb.scheduler import events as ev
-from gpunb.scheduler.actor_queue import AHEAD
-from gpunb.scheduler.ahead import FEW, MANY
+from gpunb.scheduler.actor_queue import AHEAD, FEW
+from gpunb.scheduler.ahead import MANY
 from gpunb.scheduler.policy import Policy
 from gpunb.scheduler.tasks import (
     ActorUnavailable,
@@ -24,13 +24,10 @@ from gpunb.scheduler.tasks import (
     TaskId,
 )
 from tests.scheduler.conftest import MakeWorld
+from tests.scheduler.records import sent_ahead as sent
 from tests.scheduler.world import World, ask, machine
 
 EXAMPLES = int(os.environ.get("GPUNB_EXAMPLES") or 100)
-
-
-def sent(decisions: list[ev.Decision]) -> list[TaskId]:
-    return [each.task for each in decisions if isinstance(each, ev.SendAhead)]
 
 
 def begun(decisions: list[ev.Decision]) -> list[TaskId]:
@@ -53,10 +50,19 @@ def test_a_steady_actor_is_sent_calls_ahead(core: MakeWorld) -> None:
     decisions = world.finish(calls[0], steady=True)
     assert world.running() == [calls[1]]
     assert sent(decisions) == calls[2 : 2 + AHEAD]
-    decisions = world.finish(calls[1], steady=True)
-    assert begun(decisions) == [calls[2]]
-    assert sent(decisions) == [calls[2 + AHEAD]]
+    assert begun(world.finish(calls[1], steady=True)) == [calls[2]]
     assert all(world.waits(call) for call in calls[3:])
+
+
+def test_an_actor_is_sent_more_when_it_has_few(core: MakeWorld) -> None:
+    world = core()
+    actor = world.ready_actor()
+    calls = [world.call(actor, alike="a") for _ in range(2 * AHEAD + 2)]
+    world.finish(calls[0], steady=True)
+    last = AHEAD - FEW
+    for at in range(1, last):
+        assert not sent(world.finish(calls[at], steady=True))
+    assert sent(world.finish(calls[last], steady=True)) == calls[2 + AHEAD : 2 + AHEAD + last]
 
 
 def test_nothing_is_sent_ahead_after_a_call_that_is_not_steady(core: MakeWorld) -> None:

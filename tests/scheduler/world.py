@@ -571,7 +571,9 @@ class World:
             case ev.Run():
                 self._run(decision)
             case ev.SendAhead():
-                self._send_ahead(decision)
+                assert decision.tasks
+                for task, _ in decision.tasks:
+                    self._send_ahead(task, decision.worker)
             case ev.Prepare() | ev.Park() | ev.Restore():
                 self._move_memory(decision)
             case ev.Settle(task, outcome):
@@ -601,8 +603,7 @@ class World:
                 assert self.wake is None or time < self.wake
                 self.wake = time
 
-    def _send_ahead(self, decision: ev.SendAhead) -> None:
-        task, worker = decision.task, decision.worker
+    def _send_ahead(self, task: TaskId, worker: WorkerId) -> None:
         assert self.waits(task)
         assert worker in self.live
         assert worker not in self.ending

@@ -1,8 +1,8 @@
 """Messages between the workers and the kernel while calls run, through one small Ray actor.
 
 Ray itself brings results. Output, questions, and the notices that a call has begun go through this
-actor. A worker sends its first message at once and then gathers messages for `GATHER` seconds, so
-that much output makes few calls.
+actor. A worker sends its first message at once, and then those of some time together, so that many
+short tasks and much output make few calls.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import ray
 
 from gpunb.ray import messages  # noqa: F401 - the process of the mailbox unpickles them
 
-GATHER = 0.01
-"""Seconds for which a worker gathers messages before it sends them."""
+GATHER = 0.01, 0.04
+"""Seconds for which a worker gathers messages before it sends them: after the first, and at most.
+While messages come, this doubles."""
 
 _PATIENCE = 60.0
 
@@ -193,6 +194,7 @@ class BackgroundSender:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._urgent = threading.Event()
         self._sender = Sender()
         self._thread = threading.Thread(target=self._run, name="gpunb-post", daemon=True)
         self._thread.start()
@@ -204,31 +206,29 @@ class BackgroundSender:
         """Return when all that was sent before has arrived."""
         done = threading.Event()
         self._queue.put((mailbox, done, None))
+        self._urgent.set()
         done.wait(timeout)
 
     def _run(self) -> None:
         while True:
-            batch = [self._queue.get()]
-            if not isinstance(batch[0][1], threading.Event):
-                self._send(batch)
-                batch = []
-                self._gather(batch)
-            for each in _split(batch):
-                if isinstance(each[0][1], threading.Event):
-                    self._arrived(*each[0][:2])
-                else:
-                    self._send(each)
+            batch, (pause, longest) = [self._queue.get()], GATHER
+            while batch:
+                for each in _split(batch):
+                    if isinstance(each[0][1], threading.Event):
+                        self._arrived(*each[0][:2])
+                    else:
+                        self._send(each)
+                self._urgent.wait(pause)
+                self._urgent.clear()  # before the look: a message may be urgent from now on
+                batch, pause = self._waiting(), min(2 * pause, longest)
 
-    def _gather(self, batch: list[Any]) -> None:
-        """Add the messages of the next moment to the batch; stop if a caller waits for a flush."""
-        until = time.monotonic() + GATHER
-        while (left := until - time.monotonic()) > 0:
-            try:
-                batch.append(self._queue.get(timeout=left))
-            except queue.Empty:
-                return
-            if isinstance(batch[-1][1], threading.Event):
-                return
+    def _waiting(self) -> list[Any]:
+        """Return the messages that are there."""
+        found: list[Any] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._queue.get_nowait())
+        return found
 
     def _send(self, batch: list[Any]) -> None:
         mailbox, to, _ = batch[0]

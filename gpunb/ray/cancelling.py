@@ -48,5 +48,6 @@ class Canceller:
             cancel()
             return
         with contextlib.suppress(Exception):  # the cluster is gone
-            self._ready()._on_completed(cancel)  # on Ray's thread, soon
+            ready = self._ready()
+            ready._on_completed(cancel)  # on Ray's thread, soon
             cancelled.wait(_WITHIN)

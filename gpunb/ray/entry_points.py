@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 
-def execute(header: Any, arguments: Any, *inputs: Any) -> Any:
+def execute(sent: Any, *inputs: Any) -> Any:
     """A task with results that come at its end."""
-    return _worker().run(header, arguments, inputs)
+    return _worker().run(sent, inputs)
 
 
-def stream(header: Any, arguments: Any, *inputs: Any) -> Iterator[Any]:
+def stream(sent: Any, *inputs: Any) -> Iterator[Any]:
     """A task with results that come one by one."""
-    yield from _worker().run_stream(header, arguments, inputs)
+    yield from _worker().run_stream(sent, inputs)
 
 
 def load() -> int:
@@ -31,27 +31,27 @@ def load() -> int:
 class ActorHost:
     """An actor whose calls come one after the other, or in threads."""
 
-    def __init__(self, header: Any, arguments: Any, *inputs: Any) -> None:
-        _worker().become(header, arguments, inputs)
+    def __init__(self, sent: Any, *inputs: Any) -> None:
+        _worker().become(sent, inputs)
 
-    def call(self, header: Any, arguments: Any, *inputs: Any) -> Any:
-        return _worker().run(header, arguments, inputs)
+    def call(self, sent: Any, *inputs: Any) -> Any:
+        return _worker().run(sent, inputs)
 
-    def stream(self, header: Any, arguments: Any, *inputs: Any) -> Iterator[Any]:
-        yield from _worker().run_stream(header, arguments, inputs)
+    def stream(self, sent: Any, *inputs: Any) -> Iterator[Any]:
+        yield from _worker().run_stream(sent, inputs)
 
 
 class AsyncActorHost:
     """An actor whose calls are coroutines on one event loop."""
 
-    def __init__(self, header: Any, arguments: Any, *inputs: Any) -> None:
-        _worker().become(header, arguments, inputs)
+    def __init__(self, sent: Any, *inputs: Any) -> None:
+        _worker().become(sent, inputs)
 
-    async def call(self, header: Any, arguments: Any, *inputs: Any) -> Any:
-        return await _worker().run_async(header, arguments, inputs)
+    async def call(self, sent: Any, *inputs: Any) -> Any:
+        return await _worker().run_async(sent, inputs)
 
-    async def stream(self, header: Any, arguments: Any, *inputs: Any) -> AsyncIterator[Any]:
-        async for each in _worker().stream_async(header, arguments, inputs):
+    async def stream(self, sent: Any, *inputs: Any) -> AsyncIterator[Any]:
+        async for each in _worker().stream_async(sent, inputs):
             yield each
 
 

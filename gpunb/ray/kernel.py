@@ -33,7 +33,7 @@ from gpunb.ray.prewarm import Prewarmer
 from gpunb.ray.resources import TYPE, available, shown
 from gpunb.ray.status import RayStatus
 from gpunb.ray.submission import RayBackend
-from gpunb.ray.transport import INTERRUPTED, CallHeader, key_of
+from gpunb.ray.transport import INTERRUPTED, CallHeader, JobEnvRef, key_of
 from gpunb.ray.watches import Watches
 from gpunb.ray.worker_events import WorkerEvents
 from gpunb.scheduler.resources import UNIT, Demand, Device, Machine
@@ -71,7 +71,7 @@ class RayKernel(RayBackend):
         self._logs: OrderedDict[TaskId, Any] = OrderedDict()
         self._present = Present()
         self._before = dict(os.environ)
-        self._sent: tuple[Any, tuple[str, list[Any]]] = (None, ("", []))
+        self._sent: tuple[Any, Any, JobEnvRef] = None, None, JobEnvRef("", b"")
         self.changed = threading.Event()
         self.status = RayStatus(self)
         self._watches = Watches(self.status, self.changed)
@@ -109,7 +109,7 @@ class RayKernel(RayBackend):
     def context(self) -> Context:
         return Context()
 
-    def job_env(self) -> tuple[str, list[Any]]:
+    def job_env(self) -> JobEnvRef:
         now = self._present.now()
         if self._sent[0] is not now:
             env = JobEnv(
@@ -120,8 +120,9 @@ class RayKernel(RayBackend):
                 tuple(now.argv),
             )
             key = f"{self._base}/{next(self._numbers)}"
-            self._sent = now, (key, [ray.put(env)])
-        return self._sent[1]
+            ref = ray.put(env)
+            self._sent = now, ref, JobEnvRef(key, ray.cloudpickle.dumps(ref))
+        return self._sent[2]
 
     def sink_of(self, call: Call) -> int:
         if call.sink is None:

@@ -70,7 +70,7 @@ class KernelLink:
         """Read messages of the kernel while this call runs, if the kernel may send any."""
         if header.kind not in INTERRUPTED and not header.actor:
             return contextlib.nullcontext()
-        kernel = header.job_env[0].partition("/")[0]
+        kernel = header.job_env.key.partition("/")[0]
         if kernel not in self._readers:
             self._readers[kernel] = WorkerReader(
                 self.mailbox, self.key, self._on_message, self.session

@@ -25,7 +25,7 @@ from gpunb.ray.interrupts import is_cancelled_by_ray
 from gpunb.ray.job_env import JobEnv, setup_of
 from gpunb.ray.messages import Began, ConstructorFailed, Ended, Late, Left, Made
 from gpunb.ray.time_limits import TimeLimits
-from gpunb.ray.transport import INTERRUPTED, CallHeader, RayPayload, key_of
+from gpunb.ray.transport import INTERRUPTED, CallHeader, RayPayload, key_of, separated
 from gpunb.ray.worker import RayWorker, exit_at_once, here
 from gpunb.scheduler.tasks import TaskId
 from gpunb.worker.concurrent_actor import _tag_output, collected
@@ -74,9 +74,9 @@ class RayTaskRunner:
         self._fresh = True
         self._received: Any = None
 
-    def run(self, header: CallHeader, packed: RayPayload, inputs: Sequence[RayPayload]) -> Any:
+    def run(self, sent: Any, inputs: Sequence[RayPayload]) -> Any:
         """Run a call and return its packed results; raise an error that carries its failure."""
-        header = CallHeader(*header)
+        header, packed = separated(sent)
         work = self._begin(header, packed, inputs, several=self._interrupts.several)
         # What the results refer to is kept until they are packed.
         value = None
@@ -97,11 +97,9 @@ class RayTaskRunner:
         del value
         return result
 
-    def run_stream(
-        self, header: CallHeader, packed: RayPayload, inputs: Sequence[RayPayload]
-    ) -> Iterator[Any]:
+    def run_stream(self, sent: Any, inputs: Sequence[RayPayload]) -> Iterator[Any]:
         """Run a generator and yield its packed values."""
-        header = CallHeader(*header)
+        header, packed = separated(sent)
         work = self._begin(header, packed, inputs, several=self._interrupts.several)
         attempt = header.task, work.attempt
         with self._around(header), self._ending(work) as ending:
@@ -132,9 +130,9 @@ class RayTaskRunner:
                 raise KeyboardInterrupt from None
             raise
 
-    def become(self, header: CallHeader, packed: RayPayload, inputs: Sequence[RayPayload]) -> None:
+    def become(self, sent: Any, inputs: Sequence[RayPayload]) -> None:
         """Make the actor that this process is from now on."""
-        header = CallHeader(*header)
+        header, packed = separated(sent)
         new = header.new
         assert new is not None
         self._link.key = key_of(header.actor)
@@ -315,11 +313,9 @@ class RayTaskRunner:
 
     # ------------------------------------------------------------------------ several calls at once
 
-    async def run_async(
-        self, header: CallHeader, packed: RayPayload, inputs: Sequence[RayPayload]
-    ) -> Any:
+    async def run_async(self, sent: Any, inputs: Sequence[RayPayload]) -> Any:
         """Run a call as a coroutine."""
-        header = CallHeader(*header)
+        header, packed = separated(sent)
         work = self._begin(header, packed, inputs, several=True)
         value = None
         with self._ending(work) as ending:
@@ -333,11 +329,9 @@ class RayTaskRunner:
         del value
         return result
 
-    async def stream_async(
-        self, header: CallHeader, packed: RayPayload, inputs: Sequence[RayPayload]
-    ) -> AsyncIterator[Any]:
+    async def stream_async(self, sent: Any, inputs: Sequence[RayPayload]) -> AsyncIterator[Any]:
         """Run a generator of an actor on its event loop."""
-        header = CallHeader(*header)
+        header, packed = separated(sent)
         work = self._begin(header, packed, inputs, several=True)
         index = 0
         with self._ending(work) as ending:
@@ -402,10 +396,10 @@ class RayTaskRunner:
         exit_at_once(1)
 
     def _fetch_job_env(self, header: CallHeader) -> JobEnv:
-        key, refs = header.job_env
+        key = header.job_env.key
         env = self._job_envs.get(key)
         if env is None:
-            env = self._job_envs[key] = ray.get(refs[0])
+            env = self._job_envs[key] = ray.get(ray.cloudpickle.loads(header.job_env.pickled))
         return env
 
 

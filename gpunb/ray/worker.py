@@ -31,7 +31,7 @@ from gpunb.ray.kernel_link import KernelLink
 from gpunb.ray.messages import Comm, Ended, Exits, Interrupt, Show, Text, ToWorker
 from gpunb.ray.resources import available, shown
 from gpunb.ray.submission import RayBackend
-from gpunb.ray.transport import CallHeader, RayPayload, key_of
+from gpunb.ray.transport import CallHeader, JobEnvRef, RayPayload, key_of
 from gpunb.scheduler.tasks import ActorId, TaskId, TaskSpec
 from gpunb.worker.rank_setup import Placed
 from gpunb.worker.task_runner import TERMINATE
@@ -68,7 +68,7 @@ class RayWorker(RayBackend):
             f"worker-{os.getpid()}-{start:x}", self.interrupts.interrupt, self._receive_comm
         )
         self._capture: StreamCapture | None = None
-        self._job_env: tuple[str, list[Any]] = ("", [])
+        self._job_env = JobEnvRef("", b"")
         self._context = Context()
         self._sink = 0
         self._dynamic = False
@@ -88,7 +88,7 @@ class RayWorker(RayBackend):
     def new_put(self) -> int:
         return next(self._numbers)
 
-    def job_env(self) -> tuple[str, list[Any]]:
+    def job_env(self) -> JobEnvRef:
         return self._job_env
 
     def sink_of(self, call: Call) -> int:

@@ -22,6 +22,7 @@ MANY = 32
 """Tasks that must wait in the line for more to be sent ahead: the last ones start where there is
 room first."""
 
+
 class TasksAhead:
     """Sends tasks ahead, and starts those that have begun."""
 

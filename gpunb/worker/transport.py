@@ -180,7 +180,7 @@ class Transport:
             return None
         if isinstance(message, msg.ExecuteAhead):
             for permit, fields in enumerate(message.tasks, message.permit):
-                self._work.append((msg.Execute(*fields, permit), []))
+                self._work.append((msg.Execute._make((*fields, permit)), []))
             return self.beside
         if isinstance(message, msg.Execute):
             self.channel.may_spin = message.spin

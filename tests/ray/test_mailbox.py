@@ -1,4 +1,4 @@
-"""Messages between a kernel and Ray's workers come in the order in which they were sent."""
+"""Messages between a kernel and Ray's workers: their order, and how many calls they make."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_ray
 
@@ -62,3 +64,40 @@ def test_one_that_is_lost_keeps_the_others_only_for_a_moment(
         return await box.take("kernel", 1)
 
     assert asyncio.run(asyncio.wait_for(with_a_gap(), 60)) == [0, 2, 3]
+
+
+class Calls:
+    """In place of `Sender`: the messages of each call."""
+
+    def __init__(self) -> None:
+        self.made: list[list[Any]] = []
+
+    def send(self, mailbox: Any, to: str, items: list[Any], **options: Any) -> None:
+        self.made.append(items)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    import ray
+
+    from gpunb.ray import mailbox
+
+    made = Calls()
+    monkeypatch.setattr(mailbox, "Sender", lambda: made)
+    monkeypatch.setattr(mailbox, "GATHER", (30.0, 60.0))
+    monkeypatch.setattr(ray, "get", lambda *_, **__: None)
+    return made
+
+
+def test_the_first_message_is_sent_at_once_and_those_after_it_together(calls: Calls) -> None:
+    from gpunb.ray.mailbox import BackgroundSender
+
+    sender = BackgroundSender()
+    sender.send(None, "first")
+    eventually(lambda: calls.made == [["first"]])
+    for number in range(5):
+        sender.send(None, number)
+    sender.send(None, "for a worker", "worker-1")
+    assert calls.made == [["first"]]
+    sender.flush(None)
+    assert calls.made == [["first"], [0, 1, 2, 3, 4], ["for a worker"], []]

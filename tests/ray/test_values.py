@@ -10,7 +10,15 @@ import pytest
 from gpunb.data import serialize
 from gpunb.ray.job_env import changes
 from gpunb.ray.ref_table import RefTable
-from gpunb.ray.transport import RayPayload, ReceivedPayload, pack
+from gpunb.ray.transport import (
+    CallHeader,
+    JobEnvRef,
+    RayPayload,
+    ReceivedPayload,
+    joined,
+    pack,
+    separated,
+)
 from tests.waiting import eventually
 
 np = pytest.importorskip("numpy")
@@ -50,6 +58,51 @@ def test_references_go_beside_the_value() -> None:
     assert not left
     del arrived
     assert left == [((7, 0), (8, 0))]
+
+
+HEADER = CallHeader(
+    task=1,
+    name="f",
+    kind="call",
+    function="f",
+    code=b"code",
+    returns=1,
+    retry=False,
+    timeout=None,
+    job_env=JobEnvRef("1/1", b"ref"),
+    sink=0,
+    parent=None,
+    actor=0,
+    new=None,
+    share=0,
+    gpus=False,
+)
+
+
+def test_a_small_call_is_bytes_for_ray() -> None:
+    sent_call = joined(HEADER, pack(serialize.dumps((1, "two")), lambda obj: None))
+    assert isinstance(sent_call, bytes)
+    header, packed = separated(sent_call)
+    assert header == HEADER
+    assert header.job_env.key == "1/1"
+    assert serialize.loads(ReceivedPayload(packed, lambda _: None)) == (1, "two")
+
+
+@pytest.mark.parametrize("what", ["reference", "buffers", "size", "code", "actor"])
+def test_a_call_with_parts_that_ray_must_see_is_no_bytes(what: str) -> None:
+    payload, header = serialize.dumps("value"), HEADER
+    if what == "reference":
+        payload.references = ((7, 0),)
+    elif what in ("buffers", "size"):
+        payload = serialize.dumps(np.zeros(100_000) if what == "buffers" else "a" * 5_000)
+    else:
+        new: Any = "an actor"
+        parts = {"code": ["ref"]} if what == "code" else {"new": new}
+        header = HEADER._replace(**parts)
+    packed = pack(payload, lambda obj: f"ref of {obj}")
+    sent_call = joined(header, packed)
+    assert not isinstance(sent_call, bytes)
+    assert separated(sent_call) == (header, packed)
 
 
 def test_an_object_is_known_as_long_as_anything_refers_to_it() -> None:

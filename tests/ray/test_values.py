@@ -94,7 +94,7 @@ def test_a_call_with_parts_that_ray_must_see_is_no_bytes(what: str) -> None:
     if what == "reference":
         payload.references = ((7, 0),)
     elif what in ("buffers", "size"):
-        payload = serialize.dumps(np.zeros(100_000) if what == "buffers" else "a" * 5_000)
+        payload = serialize.dumps(np.zeros(5_000) if what == "buffers" else "a" * 5_000)
     else:
         new: Any = "an actor"
         parts = {"code": ["ref"]} if what == "code" else {"new": new}

@@ -22,7 +22,7 @@ from gpunb.ray import failures
 from gpunb.ray.jobs import RayActor
 from gpunb.ray.ref_table import RefTable
 from gpunb.ray.streams import RayStream
-from gpunb.ray.transport import RayPayload, ReceivedPayload, pack
+from gpunb.ray.transport import RayPayload, ReceivedPayload, opened, pack
 from gpunb.scheduler.tasks import ActorId, TaskId
 
 DOUBT = 3.0
@@ -136,6 +136,8 @@ class RayObjects:
         return False
 
     def _outcome(self, obj: ObjectId, value: Any) -> Outcome:
+        if isinstance(value, bytes):
+            return Outcome(self.unpack(opened(value)))
         if not isinstance(value, RayPayload):
             return Outcome(serialize.dumps(value))
         if value.output_of:

@@ -25,7 +25,15 @@ from gpunb.ray.interrupts import is_cancelled_by_ray
 from gpunb.ray.job_env import JobEnv, setup_of
 from gpunb.ray.messages import Began, ConstructorFailed, Ended, Late, Left, Made
 from gpunb.ray.time_limits import TimeLimits
-from gpunb.ray.transport import INTERRUPTED, CallHeader, RayPayload, key_of, separated
+from gpunb.ray.transport import (
+    INTERRUPTED,
+    CallHeader,
+    RayPayload,
+    key_of,
+    light,
+    opened,
+    separated,
+)
 from gpunb.ray.worker import RayWorker, exit_at_once, here
 from gpunb.scheduler.tasks import TaskId
 from gpunb.worker.concurrent_actor import _tag_output, collected
@@ -74,7 +82,7 @@ class RayTaskRunner:
         self._fresh = True
         self._received: Any = None
 
-    def run(self, sent: Any, inputs: Sequence[RayPayload]) -> Any:
+    def run(self, sent: Any, inputs: Sequence[Any]) -> Any:
         """Run a call and return its packed results; raise an error that carries its failure."""
         header, packed = separated(sent)
         work = self._begin(header, packed, inputs, several=self._interrupts.several)
@@ -97,7 +105,7 @@ class RayTaskRunner:
         del value
         return result
 
-    def run_stream(self, sent: Any, inputs: Sequence[RayPayload]) -> Iterator[Any]:
+    def run_stream(self, sent: Any, inputs: Sequence[Any]) -> Iterator[Any]:
         """Run a generator and yield its packed values."""
         header, packed = separated(sent)
         work = self._begin(header, packed, inputs, several=self._interrupts.several)
@@ -130,7 +138,7 @@ class RayTaskRunner:
                 raise KeyboardInterrupt from None
             raise
 
-    def become(self, sent: Any, inputs: Sequence[RayPayload]) -> None:
+    def become(self, sent: Any, inputs: Sequence[Any]) -> None:
         """Make the actor that this process is from now on."""
         header, packed = separated(sent)
         new = header.new
@@ -169,12 +177,13 @@ class RayTaskRunner:
         self,
         header: CallHeader,
         packed: RayPayload,
-        inputs: Sequence[RayPayload],
+        inputs: Sequence[Any],
         *,
         host: tuple[Any, ...] | None = None,
         several: bool = False,
     ) -> msg.Execute:
         """Prepare for a call, and report that it begins."""
+        inputs = [opened(each) for each in inputs]
         for each in inputs:
             if each.failed:
                 raise failures.failed(self._worker.objects.unpack(each))
@@ -302,7 +311,8 @@ class RayTaskRunner:
             self._worker.release_pinned()
         if header.returns == STREAMING or not packed:
             return None
-        return packed[0] if header.returns in (1, DYNAMIC) else packed
+        sent = [light(each) for each in packed]
+        return sent[0] if header.returns in (1, DYNAMIC) else sent
 
     def _leave(self, actor: int, reasons: Sequence[Payload]) -> None:
         """End this process, which is an actor, for a reason if it failed."""
@@ -313,7 +323,7 @@ class RayTaskRunner:
 
     # ------------------------------------------------------------------------ several calls at once
 
-    async def run_async(self, sent: Any, inputs: Sequence[RayPayload]) -> Any:
+    async def run_async(self, sent: Any, inputs: Sequence[Any]) -> Any:
         """Run a call as a coroutine."""
         header, packed = separated(sent)
         work = self._begin(header, packed, inputs, several=True)
@@ -329,7 +339,7 @@ class RayTaskRunner:
         del value
         return result
 
-    async def stream_async(self, sent: Any, inputs: Sequence[RayPayload]) -> AsyncIterator[Any]:
+    async def stream_async(self, sent: Any, inputs: Sequence[Any]) -> AsyncIterator[Any]:
         """Run a generator of an actor on its event loop."""
         header, packed = separated(sent)
         work = self._begin(header, packed, inputs, several=True)

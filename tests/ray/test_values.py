@@ -16,6 +16,8 @@ from gpunb.ray.transport import (
     RayPayload,
     ReceivedPayload,
     joined,
+    light,
+    opened,
     pack,
     separated,
 )
@@ -102,7 +104,22 @@ def test_a_call_with_parts_that_ray_must_see_is_no_bytes(what: str) -> None:
     packed = pack(payload, lambda obj: f"ref of {obj}")
     sent_call = joined(header, packed)
     assert not isinstance(sent_call, bytes)
-    assert separated(sent_call) == (header, packed)
+    found, arguments = separated(sent_call)
+    assert found == header
+    for part in ("stream", "buffers", "references", "refs"):
+        assert getattr(arguments, part) == getattr(packed, part)
+
+
+@pytest.mark.parametrize(
+    "change", [{"output_of": 3}, {"references": ((7, 0),)}, {"failed": True}, {"cancelled": True}]
+)
+def test_a_result_that_says_more_than_its_value_is_no_bytes(change: dict[str, Any]) -> None:
+    payload = pack(serialize.dumps("value"), lambda obj: None)
+    assert light(payload) == payload.stream
+    for name, value in change.items():
+        setattr(payload, name, value)
+    assert light(payload) is payload
+    assert opened(payload) is payload
 
 
 def test_an_object_is_known_as_long_as_anything_refers_to_it() -> None:

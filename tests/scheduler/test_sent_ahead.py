@@ -339,9 +339,9 @@ class Pipelines(SentAhead):
             running = [each for each, run in self.world.runs.items() if self._of(run, actor)]
             if running:
                 self.world.finish(running[0], steady=True)
-        for worker, sent in self.world.ahead.items():
+        for worker, calls in self.world.ahead.items():
             if begun is not None and self.world.history[worker][0] == actor:
-                self.world.take_back(worker, min(begun, len(sent)))
+                self.world.take_back(worker, min(begun, len(calls)))
 
     def _of(self, run: ev.Run, actor: int) -> bool:
         return self.world.calls.get(run.task, run.task) == actor

@@ -571,9 +571,7 @@ class World:
             case ev.Run():
                 self._run(decision)
             case ev.SendAhead():
-                assert decision.tasks
-                for task, _ in decision.tasks:
-                    self._send_ahead(task, decision.worker)
+                self._send_ahead(decision)
             case ev.Prepare() | ev.Park() | ev.Restore():
                 self._move_memory(decision)
             case ev.Settle(task, outcome):
@@ -603,7 +601,15 @@ class World:
                 assert self.wake is None or time < self.wake
                 self.wake = time
 
-    def _send_ahead(self, task: TaskId, worker: WorkerId) -> None:
+    def _send_ahead(self, decision: ev.SendAhead) -> None:
+        assert decision.tasks
+        for task, _ in decision.tasks:
+            self._check_ahead(task, decision.worker)
+            self.ahead.setdefault(decision.worker, []).append(task)
+        self.sent_ahead = True
+        assert len(self.ahead[decision.worker]) <= AHEAD
+
+    def _check_ahead(self, task: TaskId, worker: WorkerId) -> None:
         assert self.waits(task)
         assert worker in self.live
         assert worker not in self.ending
@@ -614,9 +620,6 @@ class World:
             assert worker in {each.worker for each in runs}, "behind a call that may be over"
         else:
             self._check_task_ahead(task, worker)
-        self.sent_ahead = True
-        self.ahead.setdefault(worker, []).append(task)
-        assert len(self.ahead[worker]) <= AHEAD
 
     def _check_task_ahead(self, task: TaskId, worker: WorkerId) -> None:
         """A first attempt is sent behind a task of its kind, while no others are in line, and

@@ -63,7 +63,7 @@ class RayBackend(ABC):
     def __init__(self) -> None:
         self.objects = RayObjects(self)
         self.cluster = Cluster()
-        self.canceller = Canceller(lambda: ray.cloudpickle.loads(self.job_env().pickled))
+        self.canceller = Canceller(lambda: self.job_env().open())
         self._codes: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
         self._functions: OrderedDict[Any, Any] = OrderedDict()
         self._last: tuple[Any, ...] = ()

@@ -409,7 +409,7 @@ class RayTaskRunner:
         key = header.job_env.key
         env = self._job_envs.get(key)
         if env is None:
-            env = self._job_envs[key] = ray.get(ray.cloudpickle.loads(header.job_env.pickled))
+            env = self._job_envs[key] = ray.get(header.job_env.open())
         return env
 
 

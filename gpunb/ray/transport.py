@@ -27,13 +27,19 @@ class JobEnvRef(NamedTuple):
     """Where a worker finds a `JobEnv` that it does not have yet.
 
     Attributes:
-        pickled: Ray's reference to it, by Ray's pickler. With the reference itself in each call,
-            Ray would note for each that it borrows the object, which takes 0.1 ms. The kernel keeps
-            the object.
+        ref: Ray's reference to it, by Ray's pickler. With the reference itself in each call, Ray
+            would note for each that it borrows the object, which takes 0.1 ms; it is in a list
+            where Ray was told to pickle no references by themselves. The kernel keeps the object.
     """
 
     key: str
-    pickled: bytes
+    ref: bytes | list[Any]
+
+    def open(self) -> Any:
+        """Return Ray's reference."""
+        from ray import cloudpickle
+
+        return cloudpickle.loads(self.ref) if isinstance(self.ref, bytes) else self.ref[0]
 
 
 class CallHeader(NamedTuple):
@@ -68,7 +74,8 @@ def joined(header: CallHeader, arguments: RayPayload) -> Any:
     """Return the facts about a call, and its arguments, as one argument for Ray: bytes, as in
     `light`, if the header has nothing for Ray to see either."""
     parts = tuple(header), light(arguments)
-    refers = header.new is not None or not isinstance(header.code, bytes)
+    small = isinstance(header.code, bytes) and isinstance(header.job_env.ref, bytes)
+    refers = header.new is not None or not small
     return parts if refers or parts[1] is arguments else pickle.dumps(parts)
 
 

@@ -63,6 +63,27 @@ def test_what_no_node_can_give_is_refused_with_what_each_has() -> None:
     assert refusal(Demand(gpus=UNIT)) is None
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_change_of_the_environment_arrives(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where Ray was told to pickle no references by themselves."""
+    from ray._private import serialization
+
+    monkeypatch.setattr(serialization, "ALLOW_OUT_OF_BAND_OBJECT_REF_SERIALIZATION", allowed)
+    monkeypatch.setenv("GPUNB_TEST_CHANGE", str(allowed))
+
+    @gpunb.remote(num_cpus=0)
+    def seen(inside: bool) -> str | None:
+        if inside:
+            return gpunb.get(seen.remote(False), timeout=WITHIN)
+        return os.environ.get("GPUNB_TEST_CHANGE")
+
+    assert gpunb.get(seen.remote(False), timeout=WITHIN) == str(allowed)
+    assert gpunb.get(seen.remote(True), timeout=WITHIN) == str(allowed)
+    assert isinstance(backend.current().job_env().ref, bytes if allowed else list)
+
+
 def test_memory_of_devices_cannot_be_asked_for() -> None:
     with pytest.raises(ValueError, match=r"num_gpus=0\.5"):
         where.options(gpu_memory="1GiB").remote()

@@ -90,7 +90,7 @@ def test_a_small_call_is_bytes_for_ray() -> None:
     assert serialize.loads(ReceivedPayload(packed, lambda _: None)) == (1, "two")
 
 
-@pytest.mark.parametrize("what", ["reference", "buffers", "size", "code", "actor"])
+@pytest.mark.parametrize("what", ["reference", "buffers", "size", "code", "actor", "environment"])
 def test_a_call_with_parts_that_ray_must_see_is_no_bytes(what: str) -> None:
     payload, header = serialize.dumps("value"), HEADER
     if what == "reference":
@@ -99,8 +99,9 @@ def test_a_call_with_parts_that_ray_must_see_is_no_bytes(what: str) -> None:
         payload = serialize.dumps(np.zeros(5_000) if what == "buffers" else "a" * 5_000)
     else:
         new: Any = "an actor"
-        parts = {"code": ["ref"]} if what == "code" else {"new": new}
-        header = HEADER._replace(**parts)
+        parts = {"code": ["ref"], "actor": new, "environment": JobEnvRef("1/1", ["ref"])}
+        field = {"code": "code", "actor": "new", "environment": "job_env"}[what]
+        header = HEADER._replace(**{field: parts[what]})
     packed = pack(payload, lambda obj: f"ref of {obj}")
     sent_call = joined(header, packed)
     assert not isinstance(sent_call, bytes)

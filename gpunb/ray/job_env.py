@@ -59,10 +59,28 @@ def setup_of(env: JobEnv, gpus: tuple[int | str, ...], units: int, cells: bool) 
         from gpunb.accelerators import pin_environment  # not what a task on a GPU waits for
 
         environment.update(without_left(pin_environment(()), os.environ)[0])
-    directory = env.directory if env.directory and os.path.isdir(env.directory) else None
     missing = [each for each in env.path if each not in sys.path]
     path = [*(each for each in missing if not each or os.path.exists(each)), *sys.path]
     if set(env.path) <= {*path}:  # the same machine, or one like it: in the same order
         path = [*env.path, *(each for each in path if each not in env.path)]
     cap = pool(units, None) if len(gpus) == 1 and 0 < units < UNIT else None
-    return tuple(Setup(environment, gpus, directory, path, list(env.argv), cap, 0.0))
+    return tuple(Setup(environment, gpus, env.directory, path, list(env.argv), cap, 0.0))
+
+
+class Setups:
+    """Makes the setup of each call, or takes that of the call before if it would be the same."""
+
+    def __init__(self) -> None:
+        self._made_of: tuple[Any, ...] = ()
+        self._last: tuple[Any, ...] = ()
+
+    def of(
+        self, env: JobEnv, gpus: tuple[int | str, ...], units: int, cells: bool
+    ) -> tuple[Any, ...]:
+        """As `setup_of`."""
+        around = os.environ.get(_VISIBLE), os.environ.get(_BREAKPOINT), [*sys.path]
+        made_of = env, gpus, units, cells, around
+        # A folder of the path that is not here may come.
+        if made_of != self._made_of or not {*env.path} <= {*sys.path}:
+            self._made_of, self._last = made_of, setup_of(env, gpus, units, cells)
+        return self._last

@@ -40,7 +40,7 @@ from gpunb.ray.resources import Cluster
 from gpunb.ray.streams import RayStream
 from gpunb.ray.transport import CallHeader, JobEnvRef, joined, key_of
 from gpunb.scheduler.resources import Demand
-from gpunb.scheduler.tasks import ActorId, TaskId, TaskSpec
+from gpunb.scheduler.tasks import ActorId, TaskId
 
 INLINE_CODE = 8192
 """Bytes of a pickled function that still travel with each call."""
@@ -66,8 +66,9 @@ class RayBackend(ABC):
         self.canceller = Canceller(lambda: self.job_env().open())
         self._codes: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
         self._functions: OrderedDict[Any, Any] = OrderedDict()
-        self._last: tuple[Any, ...] = ()
-        """The function of the last call, its options, and both together: that takes Ray 0.1 ms."""
+        self._last: tuple[Any, Any] = None, None
+        """What Ray's function of the last task was made of, and the function. To put one and its
+        options together takes Ray 0.1 ms."""
 
     # ------------------------------------------------------------------ what kernel and worker add
 
@@ -154,13 +155,8 @@ class RayBackend(ABC):
                 f"ray={{{min(more)!r}: ...}} does not go with several ranks, which have a "
                 "placement group of their own: only 'runtime_env' does"
             )
-        options = self.cluster.options(spec)
-        options["max_retries"] = spec.max_retries
-        if call.retry is not False:
-            options["retry_exceptions"] = [failures.Again]
+        function = self._function(call)
         header = self._header(call)
-        options |= {"name": spec.name, "num_returns": _returns(call.returns)}
-        function = self._function(spec, options)
         ref = function.remote(self._joined(header, call), *self._inputs(call))
         return self._results(call, header, ref)
 
@@ -197,8 +193,22 @@ class RayBackend(ABC):
                 self._codes.popitem(last=False)
         return [known[1]]
 
-    def _function(self, spec: TaskSpec, options: dict[str, Any]) -> Any:
-        """Ray's function for it, with these options; Ray counts the calls of each by itself."""
+    def _function(self, call: Call) -> Any:
+        """Ray's function for a task, with its options; that of the task before, if all that it is
+        made of is the same. Ray counts the calls of each function by itself."""
+        spec = call.spec
+        made_of = spec, call.returns, call.retry is not False, self.cluster.nodes()
+        last, function = self._last
+        if made_of == last:
+            return function
+        options = self.cluster.options(spec)
+        options |= {
+            "name": spec.name,
+            "num_returns": _returns(call.returns),
+            "max_retries": spec.max_retries,
+        }
+        if call.retry is not False:
+            options["retry_exceptions"] = [failures.Again]
         streams = options["num_returns"] == "streaming"
         key = spec.max_calls, streams, spec.function if spec.max_calls > 1 else ""
         function = self._functions.get(key)
@@ -207,10 +217,9 @@ class RayBackend(ABC):
             function = self._functions[key] = ray.remote(max_calls=spec.max_calls)(body)
             if len(self._functions) > MOST_FUNCTIONS:
                 self._functions.popitem(last=False)
-        last = self._last
-        if last[:2] != (function, options):
-            last = self._last = function, options, function.options(**options)
-        return last[2]
+        function = function.options(**options)
+        self._last = made_of, function
+        return function
 
     def _joined(self, header: CallHeader, call: Call) -> Any:
         return joined(header, self.objects.pack(call.arguments, call.held))

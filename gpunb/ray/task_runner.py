@@ -22,7 +22,7 @@ from gpunb.protocol import messages as msg
 from gpunb.protocol.backend import DYNAMIC, STREAMING
 from gpunb.ray import failures, time_limits
 from gpunb.ray.interrupts import is_cancelled_by_ray
-from gpunb.ray.job_env import JobEnv, setup_of
+from gpunb.ray.job_env import JobEnv, Setups
 from gpunb.ray.messages import Began, ConstructorFailed, Ended, Late, Left, Made
 from gpunb.ray.time_limits import TimeLimits
 from gpunb.ray.transport import (
@@ -79,6 +79,9 @@ class RayTaskRunner:
         self._runner = TaskRunner(worker, worker.interrupts.signals)
         self._limits = TimeLimits(worker.interrupts.interrupt, self._end_process)
         self._job_envs: dict[str, JobEnv] = {}
+        self._node = ray.get_runtime_context().get_node_id()
+        self._gpu_ids: tuple[int | str, ...] | None = None
+        self._setups = Setups()
         self._fresh = True
         self._received: Any = None
 
@@ -194,8 +197,8 @@ class RayTaskRunner:
         attempt = (
             ray._private.worker.global_worker.core_worker.get_current_task_attempt_number() + 1
         )
-        gpus = _gpu_ids()
-        runner = self._runner
+        gpus = self._devices(header)
+        runner, of_cell = self._runner, header.kind == "cell"
         code, known = None, header.function and header.function in runner.functions
         if not known or header.kind == "create":
             code = header.code if isinstance(header.code, bytes) else ray.get(header.code[0])
@@ -207,7 +210,7 @@ class RayTaskRunner:
             header.kind,
             None
             if several or (runner.host is not None and host is None)
-            else setup_of(env, gpus, header.share, header.kind == "cell" or self._link.session),
+            else self._setups.of(env, gpus, header.share, of_cell or self._link.session),
             header.function,
             code,
             (arguments.wire(), 0),
@@ -224,14 +227,12 @@ class RayTaskRunner:
             self._worker.enter(
                 runner.context(work, lambda: self._interrupts.is_cancelled(header.task))
             )
-        node = ray.get_runtime_context().get_node_id()
-        of_cell = header.kind == "cell"
         self._link.report(
             Began(
                 header.task,
                 attempt,
                 os.getpid(),
-                node,
+                self._node,
                 gpus,
                 worker=self._link.key,
                 log=self._worker.fatal,
@@ -245,6 +246,14 @@ class RayTaskRunner:
             )
         )
         return work
+
+    def _devices(self, header: CallHeader) -> tuple[int | str, ...]:
+        """The devices that Ray has given to this call, or for good to this actor."""
+        if not header.actor:
+            return _gpu_ids() if header.gpus else ()
+        if self._gpu_ids is None:
+            self._gpu_ids = _gpu_ids()
+        return self._gpu_ids
 
     def _settle(self, header: CallHeader) -> None:
         """Prepare for the first call. A process that works on a GPU ends after it, and a search for

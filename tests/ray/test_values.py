@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpunb.data import serialize
-from gpunb.ray.job_env import changes
+from gpunb.protocol.messages import Setup
+from gpunb.ray.job_env import JobEnv, Setups, changes, setup_of
 from gpunb.ray.ref_table import RefTable
 from gpunb.ray.transport import (
     CallHeader,
@@ -21,6 +24,7 @@ from gpunb.ray.transport import (
     pack,
     separated,
 )
+from gpunb.scheduler.resources import UNIT
 from tests.waiting import eventually
 
 np = pytest.importorskip("numpy")
@@ -144,3 +148,44 @@ def test_changes_of_the_environment_without_what_is_rays() -> None:
     before = {"kept": "1", "gone": "1", "other": "1", "CUDA_VISIBLE_DEVICES": "0"}
     now = {"kept": "1", "other": "2", "new": "3", "RAY_ADDRESS": "x"}
     assert changes(before, now) == {"gone": None, "other": "2", "new": "3"}
+
+
+def test_the_setup_of_the_call_before_serves_while_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    setups = Setups()
+    env = JobEnv(None, {"A": "1"}, None, (*sys.path,), ("a",))
+
+    def of(*call: Any) -> Setup:
+        made = setups.of(*call)
+        assert made == setup_of(*call)
+        assert setups.of(*call) is made
+        return Setup(*made)
+
+    assert of(env, (), 0, False).environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert of(env, (0, 1), 0, False).environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "UUID")
+    assert "CUDA_VISIBLE_DEVICES" not in of(env, (0, 1), 0, False).environment
+    assert of(env, (0,), 0, False).caps is None
+    assert of(env, (0,), UNIT // 2, False).caps is not None
+    monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")
+    assert of(env, (), 0, True).environment["PYTHONBREAKPOINT"] is None
+    other = env._replace(changes={})
+    assert of(env, (), 0, False).environment["A"] == "1"
+    assert "A" not in of(other, (), 0, False).environment
+    sys.path.append("own")
+    assert of(other, (), 0, False).path[-1] == "own"
+
+
+def test_a_folder_of_the_path_is_found_when_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / "later"
+    call = JobEnv(None, {}, None, (*sys.path, str(folder)), ()), (), 0, False
+    setups = Setups()
+    assert str(folder) not in Setup(*setups.of(*call)).path
+    folder.mkdir()
+    assert Setup(*setups.of(*call)).path == [*sys.path, str(folder)]

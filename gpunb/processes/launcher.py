@@ -6,12 +6,10 @@ gpunb.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import traceback
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,13 +26,11 @@ class Launched:
 
 def launch(process: Any) -> None:
     """Start a loky process."""
-    from multiprocessing import resource_tracker
+    from gpunb.processes import trackers  # not for the zygote, which imports this module
 
-    # 1. An interrupt of the kernel's process group reaches the new process until it has its own
-    #    session. So it inherits a mask that blocks the signal, and unblocks the signal itself.
-    # 2. The start of multiprocessing's tracker unblocks the signal here, so it comes first.
-    with _trackers_apart():
-        resource_tracker.ensure_running()
+    # An interrupt of the kernel's process group reaches the new process until it has its own
+    # session. So it inherits a mask that blocks the signal, and unblocks the signal itself.
+    with trackers.deferred():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             _start(process)
@@ -80,32 +76,6 @@ def _close_left(error: BaseException) -> None:
 def forked(process: Any) -> None:
     """Close the sentinel pipe in a fork of the process that started this one."""
     os.close(process.sentinel)
-
-
-@contextlib.contextmanager
-def _trackers_apart() -> Iterator[None]:
-    """Start the trackers of multiprocessing and loky in sessions of their own.
-
-    A Jupyter server waits for the whole process group of a kernel that ends, and the trackers end
-    only after the kernel.
-    """
-    from multiprocessing import util
-
-    plain = util.spawnv_passfds
-    setsid = next((each for each in _SETSID if os.access(each, os.X_OK)), b"")
-
-    def spawn(path: Any, args: Sequence[Any], descriptors: Any) -> int:
-        return plain(setsid, [setsid, path, *args[1:]], descriptors)
-
-    if setsid:
-        util.spawnv_passfds = spawn  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        util.spawnv_passfds = plain
-
-
-_SETSID = (b"/usr/bin/setsid", b"/bin/setsid")
 
 
 def zygote() -> Launched:

@@ -1,0 +1,133 @@
+"""The trackers of multiprocessing and loky, started only when there is something to track.
+
+They are processes that remove what other processes leave behind, such as shared memory. loky starts
+both before it starts a process, and hands their pipes on to it. Each is an interpreter of its own,
+of 6 and 12 MB, and hardly any session has work for them. So loky gets the pipes at once, and a
+thread starts a tracker when there is the first message for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+_MODULES = "multiprocessing.resource_tracker", "loky.backend.resource_tracker"
+
+_AGAIN = 1.0
+"""Seconds until the start of a tracker that lacked resources is tried again."""
+
+_lock = threading.Lock()
+_waiting: dict[int, str] = {}
+"""The reading ends of the pipes of trackers that have not started, and the trackers' modules."""
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Within the block, loky finds both trackers running.
+
+    Raises:
+        OSError: the system has no resources for it.
+    """
+    trackers = _trackers()
+    with _lock:
+        _defer(trackers)
+        for each in trackers.values():
+            each["ensure_running"] = _nothing
+        try:
+            yield
+        finally:
+            for each in trackers.values():
+                del each["ensure_running"]
+
+
+def _trackers() -> dict[str, dict[str, Any]]:
+    """The attributes of the object by which this process reaches each tracker."""
+    return {each: vars(vars(import_module(each))["_resource_tracker"]) for each in _MODULES}
+
+
+def _nothing() -> None:
+    """Stands for a look at a tracker, which would be the first message for it."""
+
+
+def _defer(trackers: dict[str, dict[str, Any]]) -> None:
+    """Give a pipe to each tracker that has none."""
+    made: dict[int, str] = {}
+    try:
+        for module, tracker in trackers.items():
+            if tracker["_fd"] is None:
+                read, tracker["_fd"] = os.pipe()
+                made[read] = module
+        if made:
+            _waiting.update(made)
+            threading.Thread(
+                target=_serve, args=(made.copy(),), name="gpunb-trackers", daemon=True
+            ).start()
+    except (OSError, RuntimeError) as error:
+        for read, module in made.items():
+            _waiting.pop(read, None)
+            os.close(read)
+            os.close(trackers[module]["_fd"])
+            trackers[module]["_fd"] = None
+        if isinstance(error, OSError):
+            raise
+        raise OSError(errno.EAGAIN, str(error)) from error  # no thread can be started
+
+
+def _serve(waiting: dict[int, str]) -> None:
+    """Start each tracker when there is a message for it."""
+    # What a thread blocks, the processes that it starts block too, until they are ready for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    poll = select.poll()
+    for each in waiting:
+        poll.register(each, select.POLLIN)
+    while waiting:
+        for read, event in poll.poll():
+            if event & select.POLLIN:
+                try:
+                    _start(waiting[read], read)
+                except OSError:
+                    time.sleep(_AGAIN)
+                    continue
+            poll.unregister(read)
+            del waiting[read], _waiting[read]
+            if not event & select.POLLNVAL:
+                os.close(read)
+
+
+def _start(module: str, read: int) -> None:
+    """Start a tracker, in a session of its own: a Jupyter server waits for the whole process group
+    of a kernel that ends, and a tracker ends only after the kernel."""
+    import subprocess
+    from multiprocessing import spawn, util
+
+    code = f"from {module} import main; main({read})"
+    flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    started = subprocess.Popen(
+        [os.fsdecode(spawn.get_executable()), *flags, "-c", code],
+        pass_fds=[read],
+        start_new_session=True,
+    )
+    _trackers()[module]["_pid"] = started.pid  # whoever stops it waits for its end
+    started.returncode = 0
+
+
+def _forked() -> None:
+    """Leave the pipes to the parent process, whose thread waits for messages."""
+    global _lock
+    if not _lock.acquire(blocking=False):  # the parent is starting a process
+        for each in _trackers().values():
+            each.pop("ensure_running", None)
+    _lock = threading.Lock()
+    while _waiting:
+        os.close(_waiting.popitem()[0])
+
+
+os.register_at_fork(after_in_child=_forked)

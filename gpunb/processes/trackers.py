@@ -8,6 +8,7 @@ thread starts a tracker when there is the first message for it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
@@ -15,7 +16,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -68,7 +69,7 @@ def _defer(trackers: dict[str, dict[str, Any]]) -> None:
         if made:
             _waiting.update(made)
             threading.Thread(
-                target=_serve, args=(made.copy(),), name="gpunb-trackers", daemon=True
+                target=_serve, args=([*made],), name="gpunb-trackers", daemon=True
             ).start()
     except (OSError, RuntimeError) as error:
         for read, module in made.items():
@@ -81,25 +82,46 @@ def _defer(trackers: dict[str, dict[str, Any]]) -> None:
         raise OSError(errno.EAGAIN, str(error)) from error  # no thread can be started
 
 
-def _serve(waiting: dict[int, str]) -> None:
+def _serve(waiting: list[int]) -> None:
     """Start each tracker when there is a message for it."""
-    # What a thread blocks, the processes that it starts block too, until they are ready for it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    poll = select.poll()
-    for each in waiting:
-        poll.register(each, select.POLLIN)
+    poll = _poll(waiting)
     while waiting:
         for read, event in poll.poll():
-            if event & select.POLLIN:
-                try:
-                    _start(waiting[read], read)
-                except OSError:
-                    time.sleep(_AGAIN)
-                    continue
+            if event & select.POLLIN and not _begin(read):
+                time.sleep(_AGAIN)
+                continue
             poll.unregister(read)
-            del waiting[read], _waiting[read]
+            waiting.remove(read)
+            _waiting.pop(read, None)
             if not event & select.POLLNVAL:
                 os.close(read)
+
+
+def _poll(pipes: Iterable[int]) -> select.poll:
+    poll = select.poll()
+    for each in pipes:
+        poll.register(each, select.POLLIN)
+    return poll
+
+
+def _begin(read: int) -> bool:
+    """Start the tracker that reads here, once; return whether it has started."""
+    with _lock:
+        try:
+            if read in _waiting:
+                _start(_waiting[read], read)
+        except OSError:
+            return False
+        _waiting.pop(read, None)
+    return True
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Start a tracker for messages of the last moment."""
+    for read, event in _poll([*_waiting]).poll(0):
+        if event & select.POLLIN:
+            _begin(read)
 
 
 def _start(module: str, read: int) -> None:
@@ -110,11 +132,14 @@ def _start(module: str, read: int) -> None:
 
     code = f"from {module} import main; main({read})"
     flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    started = subprocess.Popen(
-        [os.fsdecode(spawn.get_executable()), *flags, "-c", code],
-        pass_fds=[read],
-        start_new_session=True,
-    )
+    command = [os.fsdecode(spawn.get_executable()), *flags, "-c", code]
+    # A process inherits what a thread blocks. It unblocks these when it is ready for them.
+    blocked = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        started = subprocess.Popen(command, pass_fds=[read], start_new_session=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     _trackers()[module]["_pid"] = started.pid  # whoever stops it waits for its end
     started.returncode = 0
 

@@ -99,13 +99,17 @@ def test_what_a_task_has_left_goes_with_the_kernel(end):
     gone(run(text, code=-9 if end else 0))
 
 
-def test_what_the_kernel_has_left_goes_with_it():
-    text = """
+@pytest.mark.parametrize("serves", [True, False])
+def test_what_the_kernel_leaves_at_its_end_goes_with_it(serves):
+    """Also if the thread that starts trackers has no time for it any more."""
+    text = f"""
     if __name__ == "__main__":
+        from gpunb.processes import trackers as ours
+        if not {serves}:
+            ours._serve = lambda waiting: None
         gpunb.init(num_gpus=1, preload=())
         gpunb.shutdown()
         print(leave.__wrapped__(), flush=True)
-        appears(OWN)
     """
     gone(run(text))
 

@@ -119,7 +119,7 @@ def session(**settings: Any) -> Iterator[Any]:
     eventually(lambda: marked().keys() <= processes.keys(), f"processes left: {marked()}")
     left = {pid: Path(f"/proc/{pid}/stat").read_text()[:60] for pid in zombies()}
     assert not left, left
-    # The pipes of the trackers of multiprocessing and loky stay.
+    # The pipes of trackers that have started stay.
     eventually(lambda: descriptors() <= open_before + 4, "descriptors are left open", 5)
     assert shared_memory() <= shared
 

@@ -28,6 +28,7 @@ from gpunb.engine.publisher import INTERVAL, StatusWatch, Watcher
 from gpunb.engine.settings import EngineSettings
 from gpunb.engine.worker_setup import Setups, others
 from gpunb.exceptions import GpunbError
+from gpunb.processes import trackers
 from gpunb.processes.fork_source import ForkSource
 from gpunb.processes.launcher import Launched
 from gpunb.processes.spawn_source import SpawnSource
@@ -361,6 +362,7 @@ class EngineBackend:
             arenas.stop(self.memory.arenas)
             self.memory.close()
             self.store.clear()
+            trackers.withdraw()
 
     def _stop(self) -> None:
         try:

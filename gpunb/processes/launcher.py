@@ -95,6 +95,7 @@ def zygote() -> Launched:
         launch(process)
     except BaseException:
         ours.close()
+        _withdraw_trackers()
         raise
     finally:
         control.close()
@@ -106,6 +107,13 @@ def end(launched: Launched) -> None:
     launched.sock.close()
     os.kill(launched.process.pid, signal.SIGKILL)
     launched.process.join()
+    _withdraw_trackers()
+
+
+def _withdraw_trackers() -> None:
+    from gpunb.processes import trackers
+
+    trackers.withdraw()
 
 
 def boot(control: Connection, kernel: int) -> None:

@@ -25,9 +25,15 @@ _MODULES = "multiprocessing.resource_tracker", "loky.backend.resource_tracker"
 _AGAIN = 1.0
 """Seconds until the start of a tracker that lacked resources is tried again."""
 
+_ENDS = 0.1
+"""Seconds in which the thread ends, if no process has the pipes any more."""
+
 _lock = threading.Lock()
-_waiting: dict[int, str] = {}
-"""The reading ends of the pipes of trackers that have not started, and the trackers' modules."""
+_waiting: dict[int, tuple[str, int]] = {}
+"""The pipes of trackers that have not started: by the end to read, the tracker's module and the end
+to write, which is -1 when it was taken back."""
+
+_threads: list[threading.Thread] = []
 
 
 @contextlib.contextmanager
@@ -60,30 +66,47 @@ def _nothing() -> None:
 
 def _defer(trackers: dict[str, dict[str, Any]]) -> None:
     """Give a pipe to each tracker that has none."""
-    made: dict[int, str] = {}
+    made = []
     try:
         for module, tracker in trackers.items():
             if tracker["_fd"] is None:
-                read, tracker["_fd"] = os.pipe()
-                made[read] = module
+                read, write = os.pipe()
+                made.append(read)
+                _waiting[read], tracker["_fd"] = (module, write), write
         if made:
-            _waiting.update(made)
-            threading.Thread(
-                target=_serve, args=([*made],), name="gpunb-trackers", daemon=True
-            ).start()
+            thread = threading.Thread(
+                target=_serve, args=(made[:],), name="gpunb-trackers", daemon=True
+            )
+            thread.start()
+            _threads[:] = [*filter(threading.Thread.is_alive, _threads), thread]
     except (OSError, RuntimeError) as error:
-        for read, module in made.items():
-            _waiting.pop(read, None)
-            os.close(read)
-            os.close(trackers[module]["_fd"])
+        for read in made:
+            module, write = _waiting.pop(read)
             trackers[module]["_fd"] = None
+            os.close(read)
+            os.close(write)
         if isinstance(error, OSError):
             raise
         raise OSError(errno.EAGAIN, str(error)) from error  # no thread can be started
 
 
+def withdraw() -> None:
+    """Take back the pipes of trackers that have had nothing to do: a session has ended. A process
+    that was given a pipe and lives on may use it."""
+    with _lock:
+        for read, (module, write) in [*_waiting.items()]:
+            tracker = _trackers()[module]
+            with tracker["_lock"]:  # who sends a message has at least begun when they leave it
+                if tracker["_fd"] == write and not _poll([read]).poll(0):
+                    _waiting[read] = module, -1
+                    tracker["_fd"] = None
+                    os.close(write)
+    for each in _threads:
+        each.join(_ENDS)
+
+
 def _serve(waiting: list[int]) -> None:
-    """Start each tracker when there is a message for it."""
+    """Start each tracker when there is a message for it, until nobody can send one."""
     poll = _poll(waiting)
     while waiting:
         for read, event in poll.poll():
@@ -109,7 +132,10 @@ def _begin(read: int) -> bool:
     with _lock:
         try:
             if read in _waiting:
-                _start(_waiting[read], read)
+                module, write = _waiting[read]
+                pid = _start(module, read)
+                if write >= 0:
+                    _trackers()[module]["_pid"] = pid  # whoever stops it waits for its end
         except OSError:
             return False
         _waiting.pop(read, None)
@@ -124,7 +150,7 @@ def _at_exit() -> None:
             _begin(read)
 
 
-def _start(module: str, read: int) -> None:
+def _start(module: str, read: int) -> int:
     """Start a tracker, in a session of its own: a Jupyter server waits for the whole process group
     of a kernel that ends, and a tracker ends only after the kernel."""
     import subprocess
@@ -140,8 +166,8 @@ def _start(module: str, read: int) -> None:
         started = subprocess.Popen(command, pass_fds=[read], start_new_session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    _trackers()[module]["_pid"] = started.pid  # whoever stops it waits for its end
-    started.returncode = 0
+    started.returncode = 0  # it is not waited for here
+    return started.pid
 
 
 def _forked() -> None:
@@ -151,6 +177,7 @@ def _forked() -> None:
         for each in _trackers().values():
             each.pop("ensure_running", None)
     _lock = threading.Lock()
+    _threads.clear()
     while _waiting:
         os.close(_waiting.popitem()[0])
 

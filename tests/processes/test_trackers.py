@@ -17,7 +17,7 @@ from tests.sessions import descriptors, script
 from tests.waiting import eventually
 
 BEGIN = """
-    import os, signal, sys, time, warnings
+    import os, signal, subprocess, sys, threading, time, warnings
     from multiprocessing import shared_memory
     from pathlib import Path
     import gpunb
@@ -74,6 +74,7 @@ def test_none_starts_while_there_is_nothing_to_track(method):
             gpunb.get([gpunb.remote(num_gpus=0.5)(os.getpid).remote() for _ in range(3)])
             assert gpunb.get(gpunb.remote(pow).remote(2, 3)) == 8
             gpunb.shutdown()
+            assert threading.enumerate() == [threading.main_thread()]
         assert not trackers(), trackers()
         print("well")
     """
@@ -104,14 +105,18 @@ def test_what_the_kernel_leaves_at_its_end_goes_with_it(serves):
     """Also if the thread that starts trackers has no time for it any more."""
     text = f"""
     if __name__ == "__main__":
+        from multiprocessing import resource_tracker
         from gpunb.processes import trackers as ours
         if not {serves}:
             ours._serve = lambda waiting: None
         gpunb.init(num_gpus=1, preload=())
+        print(leave.__wrapped__())
         gpunb.shutdown()
+        assert resource_tracker._resource_tracker._fd is not None
         print(leave.__wrapped__(), flush=True)
     """
-    gone(run(text))
+    for each in run(text).split():
+        gone(each)
 
 
 def test_a_fork_of_the_kernel_has_the_same_tracker():
@@ -124,6 +129,42 @@ def test_a_fork_of_the_kernel_has_the_same_tracker():
             os._exit(0)
         os.waitpid(child, 0)
         appears(OWN)
+    """
+    gone(run(text))
+
+
+def test_a_process_that_outlives_the_session_keeps_its_trackers():
+    """Also if the kernel has others by then."""
+    text = """
+    CODE = (
+        "import sys; from multiprocessing import resource_tracker, shared_memory;"
+        "resource_tracker._resource_tracker._fd = int(sys.argv[1]); input();"
+        "print(shared_memory.SharedMemory(create=True, size=10).name, flush=True); input()"
+    )
+
+    def left():
+        return [each for each in threading.enumerate() if each.name == "gpunb-trackers"]
+
+    if __name__ == "__main__":
+        from multiprocessing import resource_tracker
+        gpunb.init(num_gpus=1, preload=())
+        write = resource_tracker._resource_tracker._fd
+        child = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(write)], pass_fds=[write], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, bufsize=1,
+        )
+        gpunb.shutdown()
+        assert resource_tracker._resource_tracker._fd is None
+        assert len(left()) == 1
+        gpunb.init(num_gpus=1, preload=())
+        child.stdin.write("\\n")
+        print(child.stdout.readline().strip(), flush=True)
+        pid = appears(OWN)
+        assert resource_tracker._resource_tracker._pid is None
+        gpunb.shutdown()
+        child.communicate("\\n")
+        while left():
+            time.sleep(0.01)
     """
     gone(run(text))
 
@@ -215,5 +256,6 @@ def test_a_tracker_that_cannot_start_is_tried_again(fresh, monkeypatch):
     assert len(tried) == 2
     own._stop()
     assert own._pid is None
-    os.close(vars(lokys._resource_tracker)["_fd"])
-    eventually(lambda: not trackers._waiting)  # the thread ends with what it waits for
+    trackers.withdraw()
+    assert not trackers._waiting
+    assert vars(lokys._resource_tracker)["_fd"] is None

@@ -54,8 +54,8 @@ BEGIN = """
 """
 
 
-def run(text, *arguments, code=0):
-    done = script(BEGIN + text, *arguments)
+def run(text, code=0):
+    done = script(BEGIN + text)
     assert done.returncode == code, done.stderr
     return done.stdout
 

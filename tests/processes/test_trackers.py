@@ -28,11 +28,18 @@ BEGIN = """
         "This process's children that are trackers: the module of each."
         found = {}
         for each in Path("/proc/self/task").iterdir():
-            for pid in map(int, (each / "children").read_text().split()):
-                for word in Path(f"/proc/{pid}/cmdline").read_text().split():
+            for pid in map(int, text(each / "children").split()):
+                for word in text(Path(f"/proc/{pid}/cmdline")).split():
                     if word in (OWN, LOKY):
                         found[pid] = word
         return found
+
+    def text(file):
+        "What a file of /proc says, or nothing where its thread or process has ended."
+        try:
+            return file.read_text()
+        except OSError:
+            return ""
 
     def appears(module):
         "The pid of the only tracker of a module, in a session of its own, once there is one."

@@ -42,6 +42,13 @@ def set_name(name: str) -> None:
         _libc.prctl(_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+def give_way() -> None:
+    """Let a process go first that waits for the processor of this thread, before a system call
+    that keeps it long: such calls are not interrupted on many systems."""
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()
+
+
 def children() -> list[int] | None:
     """Return the children of the calling thread; None where the system has no list of them."""
     try:

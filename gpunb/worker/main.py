@@ -75,11 +75,14 @@ def main(channel: int, out: int, err: int, interrupts: int) -> NoReturn:
 
 def leave() -> NoReturn:
     """End without the interpreter's clean-up, which takes half a second where torch is loaded."""
-    if not atexit._ncallbacks():  # noqa: SLF001 - there is no public way
+    if atexit._ncallbacks():  # noqa: SLF001 - there is no public way
+        threading.Thread(target=_run_exit_functions, daemon=True).start()
+        _exited.wait(_EXIT_GRACE)
+    else:
         flush()
-        os._exit(0)
-    threading.Thread(target=_run_exit_functions, daemon=True).start()
-    _exited.wait(_EXIT_GRACE)
+    # The system takes the memory apart, a millisecond and more: the kernel, which may wait on the
+    # same processor, first takes the report that it was sent.
+    process_control.give_way()
     os._exit(0)
 
 

@@ -1,4 +1,5 @@
-"""The alternatives, measured the same way: loky, the standard library's forkserver, Ray.
+"""The alternatives, measured the same way: loky, the standard library's forkserver, ipyparallel
+and Ray.
 
 Each is given what favours it: a warm pool, as many workers as gpunb has, the preload where it can.
 """
@@ -47,19 +48,19 @@ def fresh_rate(bench: Any) -> dict[str, Call]:
 
 
 def warm(bench: Any) -> dict[str, Call]:
-    return _three(bench, "warm", n=bench.n(500, 100))
+    return _all(bench, "warm", n=bench.n(500, 100))
 
 
 def many(bench: Any, n: int) -> dict[str, Call]:
-    return _three(bench, "many", n=n)
+    return _all(bench, "many", n=n)
 
 
 def startup(bench: Any) -> dict[str, Call]:
-    return _three(bench, "startup")
+    return _all(bench, "startup")
 
 
 def idle(bench: Any) -> dict[str, Call]:
-    return _three(bench, "idle")
+    return _all(bench, "idle")
 
 
 def argument(bench: Any, nbytes: int) -> dict[str, Call]:
@@ -67,16 +68,18 @@ def argument(bench: Any, nbytes: int) -> dict[str, Call]:
         return {}
     return {
         "loky": call("peers.loky_argument", "loky", "numpy", nbytes=nbytes),
+        "ipyparallel": call("peers_ipyparallel.argument", "ipyparallel", "numpy", nbytes=nbytes),
         "Ray": _ray("argument", "numpy", nbytes=nbytes),
     }
 
 
-def _three(bench: Any, name: str, **arguments: Any) -> dict[str, Call]:
+def _all(bench: Any, name: str, **arguments: Any) -> dict[str, Call]:
     if not bench.peers:
         return {}
     return {
         "loky": call(f"peers.loky_{name}", "loky", **arguments),
         "forkserver": call(f"peers.forkserver_{name}", **arguments),
+        "ipyparallel": call(f"peers_ipyparallel.{name}", "ipyparallel", **arguments),
         "Ray": _ray(name, **arguments),
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.lines import Line, scaled
 
 HEAD = ("measure", "to floor", "to peers", "value", "goal", "met?", "note")
-PACKAGES = ("numpy", "torch", "cloudpickle", "loky", "ipython", "ray")
+PACKAGES = ("numpy", "torch", "cloudpickle", "loky", "ipython", "ipyparallel", "ray")
 
 
 def table(lines: Sequence[Line]) -> str:

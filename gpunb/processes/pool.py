@@ -11,6 +11,7 @@ import functools
 import itertools
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -26,7 +27,11 @@ from gpunb.system import limits
 from gpunb.system.loop import Loop
 from gpunb.worker.interrupts import NOTICE, WAKE, WAKE_AFTER, unread
 
-_REFILL_DELAY = 0.1
+_START_PAUSE, _END_PAUSE = 0.1, 0.003
+"""Seconds from the start and from the end of a worker until the next standby is forked, if there is
+another one. On many systems a fork keeps a processor for a millisecond, and somebody may wait for
+it: the worker that starts, or who is told of the end."""
+
 _RETRY = 1.0
 
 
@@ -89,7 +94,7 @@ class WorkerPool:
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._all: dict[int, WorkerProcess] = {}
         self._tokens = itertools.count(1)
-        self._refilling = False
+        self._refill_at = 0.0
         self._for_cells = False
         self._closed = False
         self._failures = 0
@@ -114,7 +119,7 @@ class WorkerPool:
             process = self._start(bare=True) if bare else self._take()
         process.worker = worker
         self._workers[worker] = process
-        self._refill_soon()
+        self._refill_after(_START_PAUSE)
         return process
 
     def _take(self) -> WorkerProcess:
@@ -214,17 +219,19 @@ class WorkerPool:
 
     # ----------------------------------------------------------------------------------- standbys
 
-    def _refill_soon(self) -> None:
-        """Start standbys: at once if there are none, else later. A fork at this moment would delay
-        the worker that was just started."""
+    def _refill_after(self, pause: float) -> None:
+        """Start standbys: at once if there are none, else after a pause."""
         if not self._standbys:
             self._refill()
-        elif not self._refilling:
-            self._refilling = True
-            self._loop.after(_REFILL_DELAY, self._refill)
+            return
+        self._refill_at = time.monotonic() + pause
+        self._loop.at(self._refill_at, self._refill_if_due)
+
+    def _refill_if_due(self) -> None:
+        if time.monotonic() >= self._refill_at:  # else a worker has started or ended since
+            self._refill()
 
     def _refill(self) -> None:
-        self._refilling = False
         if self._source is None or self._closed or self._failures > 3:
             return
         try:
@@ -313,7 +320,7 @@ class WorkerPool:
         if process.worker is not None and not self._closed:
             del self._workers[process.worker]
             self._listener.on_exit(process, reason)
-            self._refill()
+            self._refill_after(_END_PAUSE)
 
     def _forget(self, process: WorkerProcess) -> None:
         process.gone = True

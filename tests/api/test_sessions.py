@@ -116,7 +116,7 @@ def test_a_session_that_sleeps_without_limit_wakes_up(start, method):
     loop, pool = session.loop, session.engine.pool
 
     def at_rest():
-        prepared = len(pool._standbys) == pool._standby_count and not pool._refilling
+        prepared = len(pool._standbys) == pool._standby_count
         return prepared and all(each.ready for each in pool._all.values())
 
     def without_limit():

@@ -1,7 +1,13 @@
-"""Where the time of a fresh GPU task goes: from `.remote()` until its device is free, by step."""
+"""Where the time of a fresh GPU task goes: from `.remote()` until its device is free, by step.
+
+    python -m benchmarks.steps docs/images/fresh-task.png
+
+draws the picture of the documentation. It needs matplotlib.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +17,18 @@ from benchmarks import probe
 from benchmarks.lines import Line, Result, median, skipped, spread
 
 STEPS = (
-    ("sent", "the kernel has decided, and sent the task to a standby"),
-    ("begun", "the function begins in the worker"),
-    ("reported", "the kernel has the report of the worker"),
-    ("got", "`get` has returned the result"),
-    ("closed", "the worker has closed its channel: it ends"),
-    ("gone", "the zygote has reported the end of the worker"),
-    ("free", "the device is free"),
+    ("sent", "kernel", "the kernel has decided, and sent the task to a standby"),
+    ("begun", "worker", "the function begins in the worker"),
+    ("reported", "worker", "the kernel has the report of the worker"),
+    ("got", "kernel", "`get` has returned the result"),
+    ("closed", "worker", "the worker has closed its channel: it ends"),
+    ("gone", "zygote", "the zygote has reported the end of the worker"),
+    ("free", "kernel", "the device is free"),
 )
-"""Each with the event that ends it. A step begins where the one before ended."""
+"""Each with the process that works, and the event that ends it. A step begins where the one before
+ended."""
+
+PROCESSES = ("kernel", "worker", "zygote")
 
 PAUSE = 0.02
 
@@ -48,7 +57,7 @@ def fresh(n: int) -> Result:
         return time.monotonic(), time.process_time()
 
     zygote = _zygote()
-    samples: Result = {name: [] for name, _ in STEPS}
+    samples: Result = {name: [] for name, _, _ in STEPS}
     samples |= {"processor: kernel": [], "processor: zygote": [], "processor: worker": []}
     for turn in range(n + 10):
         marks.clear()
@@ -65,7 +74,7 @@ def fresh(n: int) -> Result:
         if turn < 10:
             continue
         last = start
-        for name, _ in STEPS:
+        for name, _, _ in STEPS:
             samples[name].append(max(0.0, marks[name] - last))
             last = max(last, marks[name])
         samples["processor: kernel"].append(time.process_time() - used)
@@ -109,14 +118,14 @@ def measure(bench: Any) -> Iterator[Line]:
     if "skipped" in result:
         yield skipped("steps of a fresh GPU task", "s", result)
         return
-    for number, (name, event) in enumerate(STEPS, start=1):
+    for number, (name, _, event) in enumerate(STEPS, start=1):
         yield Line(
             f"fresh GPU task, step {number}",
             median(result[name]),
             "s",
             note=f"{event}; {spread(result[name])}",
         )
-    for name in ("kernel", "zygote", "worker"):
+    for name in PROCESSES:
         samples = result[f"processor: {name}"]
         note = f"until the function begins; {spread(samples)}" if name == "worker" else ""
         yield Line(
@@ -125,3 +134,42 @@ def measure(bench: Any) -> Iterator[Line]:
             "s",
             note=note or spread(samples),
         )
+
+
+SHORT = {
+    "sent": "decide,\nsend",
+    "begun": "wake, environment,\nunpickle",
+    "reported": "run,\nreport",
+    "got": "bring the\nresult",
+    "closed": "end: the system takes\nthe memory apart",
+    "gone": "report\nthe end",
+    "free": "free the\ndevice",
+}
+"""What happens in each step, for the picture."""
+
+
+def picture(result: Result, path: str) -> None:
+    """Draw the steps along the time, a row for each process."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    rows = list(reversed(PROCESSES))
+    at = 0.0
+    for name, process, _ in STEPS:
+        took = median(result[name]) * 1e3
+        row, color = rows.index(process), f"C{PROCESSES.index(process)}"
+        axes.barh(row, took, 0.45, left=at, color=color, edgecolor="white")
+        label = f"{took:.2f} ms\n{SHORT[name]}"
+        axes.text(at + took / 2, row - 0.28, label, ha="center", va="top", fontsize=8)
+        at += took
+    used = [f"{name}\n{median(result[f'processor: {name}']) * 1e3:.1f} ms" for name in rows]
+    axes.set_yticks(range(len(rows)), used)
+    axes.set_ylim(-0.95, len(rows) - 0.7)
+    axes.set_xlabel("ms since the call; below the names: processor time for one task")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    picture(probe.run(probe.call("steps.fresh", n=200)), sys.argv[1])

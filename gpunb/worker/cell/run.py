@@ -6,6 +6,7 @@ given values that it changed, and its error, because a cell that fails has bound
 
 from __future__ import annotations
 
+import _thread
 import ast
 import contextlib
 import functools
@@ -103,7 +104,8 @@ def rehearse() -> None:
         settings = libraries.taken(random=True)
         for packed in settings.values():
             serialize.loads(Payload(packed))
-        with _interruptible():
+        _dress(shell, cell)
+        with _flushing(), _interruptible():
             executed = _execute(shell, cell)
         pack_result(cell, executed, "rehearsal", before, settings)
 
@@ -295,13 +297,17 @@ def _flushing() -> Iterator[None]:
     def run() -> None:
         while not stop.wait(FLUSH):
             with _writing:
-                _flush()
+                if not stop.is_set():
+                    _flush()
 
-    threading.Thread(target=run, name="gpunb-flush", daemon=True).start()
+    # As a `Thread` it would first be waited for, and the cell would see it among its own threads.
+    _thread.start_new_thread(run, ())
     try:
         yield
     finally:
         stop.set()
+        with _writing:  # what the thread writes now may use the channel
+            pass
 
 
 _writing = threading.Lock()

@@ -36,7 +36,7 @@ def test_text_is_flushed_again_and_again_and_the_cell_sees_no_thread(
         assert threading.enumerate() == before
 
 
-def test_the_cell_is_not_over_before_a_flush_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_is_not_over_before_a_flush_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream()
     monkeypatch.setattr(sys, "stdout", stream)
     stream.may_end.clear()

@@ -257,11 +257,11 @@ def rehearse(*, full: bool = False) -> None:
             memory.rehearse()
 
 
-def rehearse_cell() -> None:
-    """Rehearse a cell, where the zygote has loaded what cells need."""
+def rehearse_cell(*, forks: bool = False) -> None:
+    """Rehearse a cell, where the zygote has loaded what cells need; `forks` in the zygote."""
     cells = sys.modules.get("gpunb.worker.cell.run")
     if cells is not None:
-        cells.rehearse()
+        cells.rehearse(forks=forks)
 
 
 def _array() -> Any:

@@ -87,7 +87,7 @@ def _get_ready(*, again: bool) -> None:
         if not again:
             importlib.import_module("gpunb.worker.cell.shell").rehearse()
         with contextlib.suppress(Exception):  # whatever it is, a cell will say it
-            worker_main.rehearse_cell()
+            worker_main.rehearse_cell(forks=True)
     threads.find()
     worker_main.warm_up(worker_main.ADAPTED)  # the last: what is loaded later makes it adapt anew
 

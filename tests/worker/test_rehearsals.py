@@ -34,6 +34,12 @@ shell.rehearse()
 before = traces()
 run.rehearse()
 assert traces() == before
+started = []
+run._thread.start_new_thread = lambda *given: started.append(given)
+run.rehearse(forks=True)
+assert not started
+run.rehearse()
+assert len(started) == 1
 # Otherwise a cell would have to read all that is registered with these libraries.
 assert library_state._untouched["IPython"] is not None
 assert library_state._untouched["copyreg"] is not None

@@ -94,9 +94,10 @@ def run(
         return pack_result(cell, executed, label, before, changed)
 
 
-def rehearse() -> None:
+def rehearse(*, forks: bool = False) -> None:
     """Go through the steps of a cell with one that does nothing, before there is any. Most of the
-    time of a short cell is the first use of code, and of pages that a fork shares."""
+    time of a short cell is the first use of code, and of pages that a fork shares. A process that
+    `forks` has no second thread meanwhile."""
     with as_notebook() as shell:
         arguments = serialize.dumps((Cell("pass", "rehearsal", 0), {"x": [0]}), way="cell")
         cell, values, _ = serialize.loads_names(arguments, namespace={})
@@ -105,7 +106,7 @@ def rehearse() -> None:
         for packed in settings.values():
             serialize.loads(Payload(packed))
         _dress(shell, cell)
-        with _flushing(), _interruptible():
+        with _flushing(thread=not forks), _interruptible():
             executed = _execute(shell, cell)
         pack_result(cell, executed, "rehearsal", before, settings)
 
@@ -286,7 +287,7 @@ def _flush() -> None:
 
 
 @contextmanager
-def _flushing() -> Iterator[None]:
+def _flushing(*, thread: bool = True) -> Iterator[None]:
     """Show text that does not end its line, as a notebook does, while a cell runs.
 
     No fork may happen while the thread writes, or the child would wait for it for ever.
@@ -300,8 +301,9 @@ def _flushing() -> Iterator[None]:
                 if not stop.is_set():
                     _flush()
 
-    # As a `Thread` it would first be waited for, and the cell would see it among its own threads.
-    _thread.start_new_thread(run, ())
+    if thread:
+        # As a `Thread` it would first be waited for, and the cell would see it among its own.
+        _thread.start_new_thread(run, ())
     try:
         yield
     finally:

@@ -24,6 +24,8 @@ F_SEAL_ALL = 0xF
 """Forbids sealing, shrinking, growing and writing."""
 F_SEAL_ALL_FUTURE = 0x17
 """The same, except that mappings that exist already may still write."""
+MADV_COLLAPSE = 25
+"""Puts a range of memory into huge pages at once."""
 
 # New calls have the same number on every architecture.
 _PIDFD_SEND_SIGNAL = 424
@@ -89,6 +91,13 @@ def memfd_create(name: str, flags: int) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, flags)
     return _checked(_libc().memfd_create(name.encode(), flags))
+
+
+def madvise(start: int, length: int, advice: int) -> None:
+    """Advise the system on the use of `length` bytes of memory from the address `start`."""
+    import ctypes
+
+    _checked(_libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice))
 
 
 @functools.cache

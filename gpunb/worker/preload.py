@@ -10,12 +10,13 @@ import select
 import signal
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from gpunb.data import files
 from gpunb.protocol.zygote import Imports, Preload
-from gpunb.system import linux, process_control
+from gpunb.system import huge_pages, linux, process_control
 from gpunb.worker import main as worker_main
 from gpunb.worker.imported import package_of
 from gpunb.worker.limits import threads
@@ -30,6 +31,9 @@ _FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 """Names of threads that may go on after a fork: jemalloc, which pandas loads with pyarrow, prepares
 its thread for a fork and does without it in the child."""
 
+_FOR_HUGE_PAGES = 0.2
+"""The share of the time of the imports that huge pages may take in addition: somebody may wait."""
+
 _LONGEST = 1000
 _MODULES_AT_ONCE = 1000
 _MOST_TEXT = 30_000
@@ -39,6 +43,7 @@ text that imports write: an answer has to fit into one packet."""
 
 def carry_out(preload: Preload) -> Iterator[tuple[Any, ...]]:
     """Import what is named, and yield the answers to the kernel."""
+    began = time.monotonic()
     imports = Imports(*preload.imports) if preload.imports is not None else None
     if imports is not None and not preload.onto:
         os.environ.clear()
@@ -66,6 +71,8 @@ def carry_out(preload: Preload) -> Iterator[tuple[Any, ...]]:
     if new and not unsafe:
         _get_ready(again=preload.onto)
         unsafe = _unsafe()
+        if not unsafe:
+            huge_pages.collapse(_FOR_HUGE_PAGES * (time.monotonic() - began))
     changed: dict[str, str | None] = {
         name: value for name, value in os.environ.items() if variables.get(name) != value
     }

@@ -31,8 +31,9 @@ _FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 """Names of threads that may go on after a fork: jemalloc, which pandas loads with pyarrow, prepares
 its thread for a fork and does without it in the child."""
 
-_FOR_HUGE_PAGES = 0.2
-"""The share of the time of the imports that huge pages may take in addition: somebody may wait."""
+_HUGE_PAGES, _CELL_WAITS = 1.0, 0.2
+"""How long huge pages may take, as a share of the time of the imports; and when a cell may wait for
+them."""
 
 _LONGEST = 1000
 _MODULES_AT_ONCE = 1000
@@ -72,7 +73,8 @@ def carry_out(preload: Preload) -> Iterator[tuple[Any, ...]]:
         _get_ready(again=preload.onto)
         unsafe = _unsafe()
         if not unsafe:
-            huge_pages.collapse(_FOR_HUGE_PAGES * (time.monotonic() - began))
+            share = _HUGE_PAGES if imports is None else _CELL_WAITS
+            huge_pages.collapse(share * (time.monotonic() - began))
     changed: dict[str, str | None] = {
         name: value for name, value in os.environ.items() if variables.get(name) != value
     }
